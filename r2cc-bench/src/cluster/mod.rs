@@ -1,0 +1,1 @@
+//! Clusters: where ranks run.

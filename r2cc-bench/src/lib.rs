@@ -1,0 +1,4 @@
+//! Bench orchestrator: builds a cluster, runs a suite, checks every element and every counter.
+
+pub mod cluster;
+pub mod suite;

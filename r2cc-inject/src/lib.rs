@@ -1,0 +1,1 @@
+//! Fault injector: blocks NICs at exact collective iterations.

@@ -1,0 +1,2 @@
+//! Command line of the fault injector.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Executes plans over links on host memory.

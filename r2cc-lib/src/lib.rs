@@ -1,0 +1,5 @@
+//! R2CC: collective communication that keeps running through NIC and link failures.
+
+pub mod collective;
+pub mod dtype;
+pub mod schedule;
