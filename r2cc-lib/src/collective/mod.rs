@@ -1,1 +1,3 @@
 //! Executes plans over links on host memory.
+
+pub mod kernel;
