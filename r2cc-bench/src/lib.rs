@@ -1,4 +1,6 @@
 //! Bench orchestrator: builds a cluster, runs a suite, checks every element and every counter.
 
+pub mod check;
 pub mod cluster;
+pub mod report;
 pub mod suite;

@@ -1,0 +1,219 @@
+//! What one run recorded: the only input of the checks.
+//!
+//! Plain data, filled by the workload, the cluster's counters, the injector and the ranks'
+//! own event files. All `_ns` are CLOCK_MONOTONIC of one host (on several hosts, mapped to
+//! the bench's clock by the recorder). Nothing here judges.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Counters of NICs by node and NIC name.
+pub type NodeCounters = BTreeMap<String, BTreeMap<String, NicCounters>>;
+
+/// Everything recorded of one repetition of a suite.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunRecord {
+    /// Bytes of the collective on each rank.
+    pub bytes: u64,
+    /// Ranks on each node that took part.
+    pub ranks_per_node: u32,
+    /// Healthy iterations run before the fault, indexed from 1.
+    pub baseline: Vec<IterationRecord>,
+    /// The measured iterations, indexed from 1; may end early when the run did.
+    pub iterations: Vec<IterationRecord>,
+    /// One for each fault of the suite, in the suite's order.
+    pub faults: Vec<FaultRecord>,
+    /// Every repair that a rank reported.
+    pub repairs: Vec<RepairRecord>,
+    /// Sums over all ranks.
+    pub transport: TransportRecord,
+    /// Goodput of plain TCP over all NICs of a node in this run, bits per second, by node.
+    pub goodput_bits_s: BTreeMap<String, f64>,
+    /// Fault view of each rank at its fullest, from the rank's own event file.
+    pub fault_view: BTreeMap<u32, Vec<FaultViewEntry>>,
+    /// Collective at which each rank changed its schedule.
+    pub switch: BTreeMap<u32, u64>,
+}
+
+/// One collective on all ranks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct IterationRecord {
+    /// Position, from 1.
+    pub index: u32,
+    /// Start on the rank that started first.
+    pub start_ns: u64,
+    /// End on the rank that ended last.
+    pub end_ns: u64,
+    /// Start and end on each rank.
+    pub ranks: BTreeMap<u32, Span>,
+    /// Elements compared with their expected value, all ranks together.
+    pub checked_elements: u64,
+    /// Elements that differed.
+    pub wrong_elements: u64,
+    /// The first element that differed, of the lowest rank that had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_wrong: Option<WrongElement>,
+    /// What each NIC moved during the iteration.
+    pub nics: NodeCounters,
+}
+
+/// Start and end of a collective on one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Span {
+    /// Call of the collective.
+    pub start_ns: u64,
+    /// Its return.
+    pub end_ns: u64,
+}
+
+/// An output element that is not what it must be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WrongElement {
+    /// Rank whose output it is in.
+    pub rank: u32,
+    /// Element index in the output.
+    pub element: u64,
+    /// Expected value, printed (text, so that a NaN can be named).
+    pub expected: String,
+    /// Value found, printed.
+    pub actual: String,
+}
+
+/// Bytes that one NIC moved during an iteration, headers included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NicCounters {
+    /// Received, as the interface counts (frames that XDP drops included).
+    pub rx_bytes: u64,
+    /// Sent, as the interface counts.
+    pub tx_bytes: u64,
+    /// Received and let pass by the injector's program; equals `rx_bytes` where none is attached.
+    pub passed_rx_bytes: u64,
+    /// Sent and let pass by the injector's program; equals `tx_bytes` where none is attached.
+    pub passed_tx_bytes: u64,
+}
+
+/// What became of one fault.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FaultRecord {
+    /// The fault as the suite writes it.
+    pub spec: String,
+    /// Whether its trigger came.
+    pub fired: bool,
+    /// Iteration during which it fired on every rank, if there is one.
+    pub iteration: Option<u32>,
+    /// Port bytes into the collective at which it was asked to fire; none when asked by time.
+    pub asked_bytes: Option<u64>,
+    /// Port bytes of that collective that had passed when it fired.
+    pub bytes_before: Option<u64>,
+    /// Packets it stopped (a rate change: packets it delayed).
+    pub packets_dropped: u64,
+    /// Bytes it stopped.
+    #[serde(default)]
+    pub bytes_dropped: u64,
+    /// When the trigger came.
+    pub fired_at_ns: Option<u64>,
+    /// When the first packet was stopped.
+    pub first_drop_ns: Option<u64>,
+    /// When it ended, if it ended before the run did.
+    #[serde(default)]
+    pub healed_at_ns: Option<u64>,
+    /// Whether nothing of it is left.
+    pub healed: bool,
+    /// Bytes every NIC had moved since the start of the iteration that was hit, at the firing.
+    #[serde(default)]
+    pub ports_at_firing: NodeCounters,
+}
+
+/// One repair of a link, as the rank that made it tells.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RepairRecord {
+    /// Rank that repaired.
+    pub rank: u32,
+    /// Rank at the other end.
+    pub peer: u32,
+    /// Local NIC of the path that failed.
+    pub nic: String,
+    /// What gave it away: stall, socket error, carrier, notice of the peer.
+    pub cause: String,
+    /// From the first dropped packet to the detection; none when no packet is known to be dropped.
+    pub first_drop_to_detect_ms: Option<f64>,
+    /// From the detection to the first replayed byte acknowledged.
+    pub detect_to_resume_ms: Option<f64>,
+    /// Bytes sent again.
+    pub replayed_bytes: u64,
+}
+
+/// Sums over all ranks of the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TransportRecord {
+    /// Payload bytes sent once.
+    pub payload_bytes: u64,
+    /// Payload bytes sent again.
+    pub replayed_bytes: u64,
+    /// Paths that became suspect.
+    pub paths_suspected: u64,
+    /// Paths that were declared failed.
+    pub paths_failed: u64,
+    /// Paths still down when the run ended.
+    #[serde(default)]
+    pub paths_down_at_end: u64,
+    /// Readmissions of a NIC, on the rank that made most.
+    #[serde(default)]
+    pub readmissions: u32,
+}
+
+/// One entry of a rank's fault view.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FaultViewEntry {
+    /// Node, when the fault is at one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// NIC, when the fault is at one NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
+    /// Rail of the NIC, or the rail itself when all of it is down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<String>,
+    /// What it is: down, slow, suspect.
+    pub state: String,
+    /// What gave it away.
+    pub cause: String,
+}
+
+impl FaultViewEntry {
+    /// `node-1/mlx5_2`, or `rail-2` when no node is to blame.
+    pub fn place(&self) -> String {
+        match (&self.node, &self.nic, &self.rail) {
+            (Some(node), Some(nic), _) => format!("{node}/{nic}"),
+            (None, _, Some(rail)) => rail.clone(),
+            (Some(node), None, Some(rail)) => format!("{node}/{rail}"),
+            (Some(node), None, None) => node.clone(),
+            (None, Some(nic), None) => nic.clone(),
+            (None, None, None) => "unknown".to_string(),
+        }
+    }
+}
+
+impl IterationRecord {
+    /// From the earliest start to the latest end, in milliseconds.
+    pub fn millis(&self) -> f64 {
+        self.end_ns.saturating_sub(self.start_ns) as f64 / 1e6
+    }
+
+    /// Bytes that `node` received.
+    pub fn node_rx_bytes(&self, node: &str) -> u64 {
+        rx_bytes(&self.nics, node)
+    }
+
+    /// Whether every rank was inside the iteration at `at_ns`.
+    pub fn runs_on_every_rank_at(&self, at_ns: u64) -> bool {
+        !self.ranks.is_empty() && self.ranks.values().all(|span| (span.start_ns..=span.end_ns).contains(&at_ns))
+    }
+}
+
+/// Bytes that `node` received over all its NICs and that were let pass.
+pub fn rx_bytes(counters: &NodeCounters, node: &str) -> u64 {
+    counters.get(node).map_or(0, |nics| nics.values().map(|nic| nic.passed_rx_bytes).sum())
+}
