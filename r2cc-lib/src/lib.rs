@@ -2,4 +2,5 @@
 
 pub mod collective;
 pub mod dtype;
+pub mod repair;
 pub mod schedule;

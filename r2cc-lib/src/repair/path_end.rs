@@ -1,0 +1,154 @@
+//! The sender's side of one path: its lanes, what is in flight on the current one, and its clocks.
+
+use std::collections::VecDeque;
+
+use super::{Cause, Chunk, Generation, Lane, PathId, PathState, RateEstimate, StallDetector, Time, Tuning};
+
+#[derive(Debug)]
+pub(super) struct PathEnd {
+    pub(super) id: PathId,
+    pub(super) state: PathState,
+    /// Lane in use (live, on trial or proving); `None` once it is closed.
+    pub(super) current: Option<Generation>,
+    /// Last lane that was taken into use.
+    pub(super) lane_in_use: Generation,
+    pub(super) spare: Option<Generation>,
+    pub(super) opening: Option<Generation>,
+    last_generation: Generation,
+    pub(super) spare_retry_at: Time,
+    pub(super) in_flight: VecDeque<(Chunk, Time)>,
+    pub(super) in_flight_bytes: u64,
+    pub(super) chunks_acked: u64,
+    pub(super) rate: RateEstimate,
+    pub(super) stall: StallDetector,
+    pub(super) fences_due: VecDeque<(PathId, Generation)>,
+    pub(super) ping_due: Option<u64>,
+    pub(super) awaiting: Option<u64>,
+    pub(super) ping_at: Option<Time>,
+    pub(super) deadline: Time,
+    pub(super) good_probes: u8,
+    pub(super) live_since: Time,
+    pub(super) ramp_from: Option<Time>,
+    pub(super) failures: u32,
+    failed_at: Time,
+    attempts: u32,
+    pub(super) hold_until: Time,
+    pub(super) next_attempt: Time,
+    pub(super) noticed_at: Time,
+    pub(super) suspected_for: Cause,
+}
+
+impl PathEnd {
+    pub(super) fn new(id: PathId, now: Time) -> Self {
+        Self {
+            id,
+            state: PathState::Opening,
+            current: None,
+            lane_in_use: Generation(0),
+            spare: None,
+            opening: None,
+            last_generation: Generation(0),
+            spare_retry_at: now,
+            in_flight: VecDeque::new(),
+            in_flight_bytes: 0,
+            chunks_acked: 0,
+            rate: RateEstimate::default(),
+            stall: StallDetector::new(now),
+            fences_due: VecDeque::new(),
+            ping_due: None,
+            awaiting: None,
+            ping_at: None,
+            deadline: now,
+            good_probes: 0,
+            live_since: now,
+            ramp_from: None,
+            failures: 0,
+            failed_at: now,
+            attempts: 0,
+            hold_until: Time::ZERO,
+            next_attempt: now,
+            noticed_at: now,
+            suspected_for: Cause::Stall,
+        }
+    }
+
+    pub(super) fn current_lane(&self) -> Option<Lane> {
+        self.current.map(|generation| Lane { path: self.id, generation })
+    }
+
+    /// A new connection is to be made.
+    pub(super) fn open(&mut self) -> Lane {
+        self.last_generation.0 += 1;
+        self.opening = Some(self.last_generation);
+        Lane { path: self.id, generation: self.last_generation }
+    }
+
+    /// The lane becomes the one in use.
+    pub(super) fn take_into_use(&mut self, generation: Generation, now: Time) {
+        (self.current, self.lane_in_use) = (Some(generation), generation);
+        self.in_flight.clear();
+        (self.in_flight_bytes, self.chunks_acked) = (0, 0);
+        (self.ping_due, self.awaiting, self.ping_at) = (None, None, None);
+        self.fences_due.clear();
+        self.stall.handle_new_lane(now);
+    }
+
+    /// All lanes of a path that goes out of service.
+    pub(super) fn drop_lanes(&mut self) -> Vec<Lane> {
+        (self.ping_due, self.awaiting, self.ping_at) = (None, None, None);
+        let lanes = [self.current.take(), self.spare.take(), self.opening.take()];
+        lanes.into_iter().flatten().map(|generation| Lane { path: self.id, generation }).collect()
+    }
+
+    pub(super) fn handle_late_by(&mut self, late: Time) {
+        self.stall.handle_late_by(late);
+        self.deadline += late;
+    }
+
+    /// Starts the hold-down: one second, doubling with each failure that is not forgiven.
+    pub(super) fn handle_failure(&mut self, now: Time, tuning: &Tuning) {
+        let hold = tuning.hold_first * (1 << self.failures.min(16));
+        self.hold_until = now + hold.min(tuning.hold_max);
+        self.failures += 1;
+        (self.failed_at, self.attempts) = (now, 0);
+        self.ramp_from = None;
+        self.rate = RateEstimate::default();
+    }
+
+    /// Wait before the next attempt to reopen.
+    pub(super) fn back_off(&mut self, now: Time, tuning: &Tuning) -> Time {
+        let wait = tuning.reopen_first * (1 << self.attempts.min(16));
+        self.attempts += 1;
+        let young = now.saturating_sub(self.failed_at) < tuning.soon;
+        wait.min(if young { tuning.reopen_soon } else { tuning.reopen_later })
+    }
+
+    /// Bytes that may be in flight now: a readmitted path starts at a quarter and doubles.
+    pub(super) fn window_bytes(&self, now: Time, tuning: &Tuning) -> u64 {
+        let full = self.rate.window_bytes(tuning);
+        let Some(from) = self.ramp_from else { return full };
+        let steps = now.saturating_sub(from).as_nanos() / tuning.ramp_step.as_nanos().max(1);
+        match steps {
+            0 => full / 4,
+            1 => full / 2,
+            _ => full,
+        }
+    }
+
+    pub(super) fn handle_sent(&mut self, chunk: Chunk, now: Time) {
+        if self.in_flight.is_empty() {
+            self.rate.handle_busy(now);
+        }
+        self.in_flight.push_back((chunk, now));
+        self.in_flight_bytes += u64::from(chunk.len);
+    }
+
+    /// The oldest chunk in flight is acknowledged.
+    pub(super) fn pop_acked(&mut self, now: Time) -> Option<Chunk> {
+        let (chunk, _) = self.in_flight.pop_front()?;
+        self.in_flight_bytes -= u64::from(chunk.len);
+        self.chunks_acked += 1;
+        self.rate.handle_acked(now, u64::from(chunk.len));
+        Some(chunk)
+    }
+}

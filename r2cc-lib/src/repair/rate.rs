@@ -1,0 +1,110 @@
+//! A path's delivery rate, and from it the bytes that may be outstanding and the size of a chunk.
+
+use super::{Time, Tuning};
+
+const SAMPLES: usize = 10;
+const SAMPLE_TIME: Time = Time::from_millis(5);
+
+/// Highest of the last ten samples of acknowledged bytes over at least 5 ms each. A maximum, because
+/// a sample is low whenever the application, not the path, was the limit.
+#[derive(Clone, Debug)]
+pub struct RateEstimate {
+    samples: [u64; SAMPLES],
+    next: usize,
+    started: Option<Time>,
+    bytes: u64,
+}
+
+impl Default for RateEstimate {
+    fn default() -> Self {
+        Self { samples: [0; SAMPLES], next: 0, started: None, bytes: 0 }
+    }
+}
+
+impl RateEstimate {
+    /// Bytes have been put on a path that had none outstanding: the time before does not count.
+    pub fn handle_busy(&mut self, now: Time) {
+        (self.started, self.bytes) = (Some(now), 0);
+    }
+
+    /// `bytes` have been acknowledged.
+    pub fn handle_acked(&mut self, now: Time, bytes: u64) {
+        let started = *self.started.get_or_insert(now);
+        self.bytes += bytes;
+        let elapsed = now.saturating_sub(started);
+        if elapsed >= SAMPLE_TIME {
+            let bytes_s = u128::from(self.bytes) * 1_000_000_000 / elapsed.as_nanos();
+            self.samples[self.next] = u64::try_from(bytes_s).unwrap_or(u64::MAX);
+            self.next = (self.next + 1) % SAMPLES;
+            (self.started, self.bytes) = (Some(now), 0);
+        }
+    }
+
+    /// Bytes per second; `None` before the first sample.
+    pub fn bytes_s(&self) -> Option<u64> {
+        self.samples.iter().copied().max().filter(|r| *r > 0)
+    }
+
+    fn bytes_in(&self, time: Time) -> Option<u64> {
+        let bytes = u128::from(self.bytes_s()?) * time.as_nanos() / 1_000_000_000;
+        Some(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+
+    /// Bytes that may be outstanding.
+    pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
+        let (least, most) = tuning.window_bytes;
+        self.bytes_in(tuning.window_time).unwrap_or(256 << 10).clamp(least, most)
+    }
+
+    /// Size of the next chunk of a message of `message_bytes` while `live_paths` share it.
+    pub fn chunk_bytes(&self, tuning: &Tuning, message_bytes: u64, live_paths: usize) -> u32 {
+        let (least, most) = (u64::from(tuning.chunk_bytes.0), u64::from(tuning.chunk_bytes.1));
+        let align = u64::from(tuning.chunk_align);
+        let timed = self.bytes_in(tuning.chunk_time).unwrap_or(64 << 10).clamp(least, most);
+        let shared = timed.min(message_bytes / (2 * live_paths.max(1) as u64)).max(least);
+        u32::try_from(shared / align * align).unwrap_or(u32::MAX).max(tuning.chunk_align)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(bytes_s: u64) -> RateEstimate {
+        let mut rate = RateEstimate::default();
+        rate.handle_busy(Time::ZERO);
+        for i in 1..=SAMPLES as u32 {
+            rate.handle_acked(SAMPLE_TIME * i, bytes_s / 200);
+        }
+        rate
+    }
+
+    #[test]
+    fn rate_window_and_chunk_follow_the_path() {
+        let tuning = Tuning::default();
+        let rate = at(25_000_000);
+        assert_eq!(rate.bytes_s(), Some(25_000_000));
+        assert_eq!(rate.window_bytes(&tuning), 250_000);
+        assert_eq!(rate.chunk_bytes(&tuning, 64 << 20, 3), 61_440);
+        assert_eq!(at(1_000_000).chunk_bytes(&tuning, 64 << 20, 3), 16 << 10);
+        assert_eq!(at(10_000_000_000).chunk_bytes(&tuning, 64 << 20, 3), 512 << 10);
+        assert_eq!(at(10_000_000_000).window_bytes(&tuning), 4 << 20);
+    }
+
+    #[test]
+    fn a_message_is_cut_for_all_live_paths_but_never_below_the_least() {
+        let tuning = Tuning::default();
+        let rate = at(10_000_000_000);
+        assert_eq!(rate.chunk_bytes(&tuning, 600 << 10, 3), 100 << 10);
+        assert_eq!(rate.chunk_bytes(&tuning, 8, 3), 16 << 10);
+    }
+
+    #[test]
+    fn idle_time_does_not_lower_the_rate() {
+        let mut rate = at(25_000_000);
+        let later = Time::from_secs(10);
+        rate.handle_busy(later);
+        rate.handle_acked(later + SAMPLE_TIME, 125_000);
+        assert_eq!(rate.bytes_s(), Some(25_000_000));
+    }
+}

@@ -1,0 +1,341 @@
+//! The receiving end of a link: grants, the ledgers of posted messages, fences, acknowledgements.
+//!
+//! It never reduces or places anything itself: the driver asks where a chunk goes ([`Receiver::admit`]),
+//! reads the bytes, then asks whether they count ([`Receiver::land`]).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::tuning::planted;
+use super::{
+    Cause, Chunk, Frame, Generation, Lane, LaneProgress, Ledger, LedgerError, MessageSeq, Notice, PathId,
+    StallDetector, Time, Tuning,
+};
+
+/// What to do with the bytes behind a data header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// They are wanted: read them for this message.
+    Wanted(Chunk),
+    /// They have landed before: read and forget them.
+    Duplicate(Chunk),
+}
+
+/// A chunk has been read whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landed {
+    /// The chunk.
+    pub chunk: Chunk,
+    /// Only then may it be applied.
+    pub first: bool,
+    /// With it the message is complete.
+    pub message_complete: bool,
+}
+
+/// What the driver has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiverAction {
+    /// Close this lane now, before reading another byte from any lane.
+    Close(Lane),
+}
+
+/// The peer broke the protocol; its lane must be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiverError {
+    /// A chunk of a message that has no place to land.
+    #[error("chunk {chunk:?} without a grant ({granted} messages granted)")]
+    NoGrant {
+        /// The chunk.
+        chunk: Chunk,
+        /// Messages granted so far.
+        granted: u64,
+    },
+    /// A message longer than the receive posted for it, or with changing length.
+    #[error("chunk {chunk:?} of a message that should have {expected} bytes")]
+    Length {
+        /// The chunk.
+        chunk: Chunk,
+        /// Posted length, or the length stated before.
+        expected: u64,
+    },
+    /// The chunk does not fit what has landed.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// Frames on a lane that is unknown or closed.
+    #[error("lane {0:?} is not open")]
+    UnknownLane(Lane),
+    /// A frame that only the receiving end may send.
+    #[error("a sender must not send {0:?}")]
+    WrongDirection(Frame),
+}
+
+#[derive(Debug)]
+struct Posted {
+    most_bytes: u64,
+    stated_bytes: Option<u64>,
+    ledger: Ledger,
+    complete: bool,
+}
+
+#[derive(Debug)]
+struct LaneEnd {
+    taken: u64,
+    acked: u64,
+    granted: u64,
+    streaming: Option<(Chunk, bool)>,
+    pongs: VecDeque<u64>,
+    notices: Vec<Notice>,
+    stall: StallDetector,
+    noticed: bool,
+}
+
+/// Pings of one lane that wait for their answer; more are dropped.
+const PONGS_MAX: usize = 16;
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Receiver {
+    tuning: Arc<Tuning>,
+    first: u64,
+    posted: VecDeque<Posted>,
+    fenced: BTreeMap<PathId, Generation>,
+    lanes: BTreeMap<Lane, LaneEnd>,
+    actions: VecDeque<ReceiverAction>,
+    last_tick: Option<Time>,
+    duplicates: u64,
+}
+
+impl Receiver {
+    /// A link without lanes.
+    pub fn new(tuning: Arc<Tuning>) -> Self {
+        Self {
+            tuning,
+            first: 0,
+            posted: VecDeque::new(),
+            fenced: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            actions: VecDeque::new(),
+            last_tick: None,
+            duplicates: 0,
+        }
+    }
+
+    /// Messages granted so far.
+    pub fn granted(&self) -> u64 {
+        self.first + self.posted.len() as u64
+    }
+
+    /// Chunks that arrived again.
+    pub fn duplicates(&self) -> u64 {
+        self.duplicates
+    }
+
+    /// Lanes that are open.
+    pub fn lanes(&self) -> impl Iterator<Item = Lane> + '_ {
+        self.lanes.keys().copied()
+    }
+
+    /// Posts a receive of at most `most_bytes`; messages land in the order of the posts.
+    pub fn post(&mut self, most_bytes: u64) -> MessageSeq {
+        let seq = self.granted();
+        self.posted.push_back(Posted { most_bytes, stated_bytes: None, ledger: Ledger::default(), complete: false });
+        MessageSeq(seq)
+    }
+
+    /// Length that the sender stated for a posted message, once its first chunk came.
+    pub fn message_bytes(&self, message: MessageSeq) -> Option<u64> {
+        self.posted.get(usize::try_from(message.0.checked_sub(self.first)?).ok()?)?.stated_bytes
+    }
+
+    /// A lane was accepted. False: its generation is fenced, close it.
+    pub fn handle_lane_opened(&mut self, now: Time, lane: Lane) -> bool {
+        if self.fenced.get(&lane.path).is_some_and(|g| lane.generation <= *g) || self.lanes.contains_key(&lane) {
+            return false;
+        }
+        let granted = if planted!(self.tuning, ForgetGrant) { self.granted() } else { 0 };
+        let end = LaneEnd {
+            taken: 0,
+            acked: 0,
+            granted,
+            streaming: None,
+            pongs: VecDeque::new(),
+            notices: Vec::new(),
+            stall: StallDetector::new(now),
+            noticed: false,
+        };
+        self.lanes.insert(lane, end);
+        true
+    }
+
+    /// A lane is gone (closed by the peer or failed). Tells the sender over the others.
+    pub fn handle_lane_lost(&mut self, lane: Lane, cause: Cause) {
+        if self.lanes.remove(&lane).is_some() {
+            self.notify(Notice { path: lane.path, generation: lane.generation, cause });
+            if planted!(self.tuning, ForgetLedger) {
+                #[cfg(any(test, feature = "mutants"))]
+                self.posted.iter_mut().filter(|p| !p.complete).for_each(|p| p.ledger.forget());
+            }
+        }
+    }
+
+    /// The local NIC of these paths is down: tell the sender over the others.
+    pub fn handle_path_down(&mut self, path: PathId, cause: Cause) {
+        let newest = self.lanes.keys().filter(|l| l.path == path).map(|l| l.generation).max();
+        if let Some(generation) = newest {
+            self.notify(Notice { path, generation, cause });
+        }
+    }
+
+    fn notify(&mut self, notice: Notice) {
+        for (_, end) in self.lanes.iter_mut().filter(|(lane, _)| lane.path != notice.path) {
+            if !end.notices.contains(&notice) {
+                end.notices.push(notice);
+            }
+        }
+    }
+
+    /// A frame other than `Data` or `Gossip` came in on `lane`.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol.
+    pub fn handle_frame(&mut self, lane: Lane, frame: Frame) -> Result<(), ReceiverError> {
+        let end = self.lanes.get_mut(&lane).ok_or(ReceiverError::UnknownLane(lane))?;
+        match frame {
+            Frame::Ping { nonce } => {
+                if end.pongs.len() < PONGS_MAX {
+                    end.pongs.push_back(nonce);
+                }
+            }
+            Frame::Fence { path, generation } => self.fence(path, generation),
+            other => return Err(ReceiverError::WrongDirection(other)),
+        }
+        Ok(())
+    }
+
+    fn fence(&mut self, path: PathId, generation: Generation) {
+        let fenced = self.fenced.entry(path).or_default();
+        *fenced = (*fenced).max(generation);
+        if planted!(self.tuning, NoFence) {
+            return;
+        }
+        let fenced = *fenced;
+        let dead: Vec<Lane> =
+            self.lanes.keys().copied().filter(|l| l.path == path && l.generation <= fenced).collect();
+        for lane in dead {
+            self.lanes.remove(&lane);
+            self.actions.push_back(ReceiverAction::Close(lane));
+        }
+    }
+
+    /// A data header came in on `lane`: where do its bytes go?
+    ///
+    /// # Errors
+    /// If the peer broke the protocol.
+    pub fn admit(&mut self, lane: Lane, chunk: Chunk) -> Result<Admission, ReceiverError> {
+        let granted = self.granted();
+        let end = self.lanes.get_mut(&lane).ok_or(ReceiverError::UnknownLane(lane))?;
+        let wanted = if chunk.message < self.first {
+            false
+        } else {
+            let at = usize::try_from(chunk.message - self.first).unwrap_or(usize::MAX);
+            let posted = self.posted.get_mut(at).ok_or(ReceiverError::NoGrant { chunk, granted })?;
+            let expected = posted.stated_bytes.unwrap_or(posted.most_bytes);
+            let fits = match posted.stated_bytes {
+                Some(stated) => chunk.message_bytes == stated,
+                None => chunk.message_bytes <= posted.most_bytes,
+            };
+            if !fits {
+                return Err(ReceiverError::Length { chunk, expected });
+            }
+            posted.stated_bytes = Some(chunk.message_bytes);
+            !posted.complete && !posted.ledger.has(&chunk)?
+        };
+        if planted!(self.tuning, AckEarly) {
+            end.taken += 1;
+        }
+        end.streaming = Some((chunk, wanted));
+        Ok(if wanted { Admission::Wanted(chunk) } else { Admission::Duplicate(chunk) })
+    }
+
+    /// All bytes of the chunk admitted last on `lane` have been read.
+    ///
+    /// # Errors
+    /// If no chunk was admitted, or another lane landed an overlapping one meanwhile.
+    pub fn land(&mut self, lane: Lane) -> Result<Landed, ReceiverError> {
+        let end = self.lanes.get_mut(&lane).ok_or(ReceiverError::UnknownLane(lane))?;
+        let (chunk, wanted) = end.streaming.take().ok_or(ReceiverError::UnknownLane(lane))?;
+        if !planted!(self.tuning, AckEarly) {
+            end.taken += 1;
+        }
+        let at = chunk.message.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        let posted = at.and_then(|at| self.posted.get_mut(at)).filter(|p| wanted && !p.complete);
+        let Some(posted) = posted else {
+            self.duplicates += 1;
+            let first = planted!(self.tuning, AcceptDuplicate);
+            return Ok(Landed { chunk, first, message_complete: false });
+        };
+        let first = posted.ledger.land(&chunk)?;
+        posted.complete = posted.ledger.is_complete(chunk.message_bytes);
+        let message_complete = first && posted.complete;
+        if !first {
+            self.duplicates += 1;
+        }
+        while self.posted.front().is_some_and(|p| p.complete) {
+            self.posted.pop_front();
+            self.first += 1;
+        }
+        Ok(Landed { chunk, first: first || planted!(self.tuning, AcceptDuplicate), message_complete })
+    }
+
+    /// Next control frame to write on `lane`.
+    pub fn poll_frame(&mut self, lane: Lane) -> Option<Frame> {
+        let granted = self.granted();
+        let end = self.lanes.get_mut(&lane)?;
+        if let Some(nonce) = end.pongs.pop_front() {
+            return Some(Frame::Pong { nonce });
+        }
+        if let Some(notice) = end.notices.pop() {
+            return Some(Frame::Notice(notice));
+        }
+        if end.granted < granted {
+            end.granted = granted;
+            return Some(Frame::Grant { messages: granted });
+        }
+        if end.acked < end.taken {
+            end.acked = end.taken;
+            return Some(Frame::Ack { path: lane.path, generation: lane.generation, chunks: end.taken });
+        }
+        None
+    }
+
+    /// Next thing to do.
+    pub fn poll_action(&mut self) -> Option<ReceiverAction> {
+        self.actions.pop_front()
+    }
+
+    /// A reading of a lane's outgoing bytes. Silence is told to the sender, which decides.
+    pub fn handle_progress(&mut self, now: Time, lane: Lane, reading: LaneProgress) {
+        let Some(end) = self.lanes.get_mut(&lane) else { return };
+        let stalled = end.stall.handle_progress(now, reading, &self.tuning);
+        let tell = stalled && !end.noticed;
+        end.noticed = stalled;
+        if tell {
+            self.notify(Notice { path: lane.path, generation: lane.generation, cause: Cause::Stall });
+        }
+    }
+
+    /// Time has passed. A tick that comes late moves the deadlines.
+    pub fn handle_tick(&mut self, now: Time) {
+        let late = late_by(&mut self.last_tick, now, &self.tuning);
+        if late > Time::ZERO {
+            self.lanes.values_mut().for_each(|end| end.stall.handle_late_by(late));
+        }
+    }
+}
+
+/// How much later than one tick after the last one it is.
+pub(super) fn late_by(last: &mut Option<Time>, now: Time, tuning: &Tuning) -> Time {
+    let late = last.map_or(Time::ZERO, |last| now.saturating_sub(last).saturating_sub(tuning.tick * 2));
+    *last = Some(now);
+    late
+}

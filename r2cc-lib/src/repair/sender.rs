@@ -1,0 +1,640 @@
+//! The sending end of a link: cuts messages into chunks, lets live paths pull them, replays what a dead
+//! path owes, and decides which paths are live. The receiving end only advises; there is one decider.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::path_end::PathEnd;
+use super::receiver::late_by;
+use super::tuning::planted;
+use super::{
+    Cause, Chunk, Forbidden, Frame, Generation, Lane, LaneProgress, MessageSeq, PathEvent, PathId, PathState, Time,
+    Transition, Tuning, next_state,
+};
+
+/// What the driver has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Connect; report [`Sender::handle_lane_opened`] or [`Sender::handle_lane_lost`].
+    Open(Lane),
+    /// Close or stop connecting; a half-written frame dies with the lane.
+    Close(Lane),
+    /// No path has been live since then; the bound has passed.
+    Dead {
+        /// When the last live path was lost.
+        since: Time,
+    },
+}
+
+/// Something only a broken peer or driver does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SenderError {
+    /// More chunks acknowledged than were sent on the lane.
+    #[error("{acked} chunks acknowledged on {lane:?}, {sent} were sent")]
+    AckBeyond {
+        /// The lane.
+        lane: Lane,
+        /// Stated count.
+        acked: u64,
+        /// Chunks sent on it.
+        sent: u64,
+    },
+    /// A grant for more messages than a peer may have outstanding.
+    #[error("grant up to message {messages} from {granted} is beyond the limit of {most} at a time")]
+    GrantBeyond {
+        /// Stated number.
+        messages: u64,
+        /// Granted before.
+        granted: u64,
+        /// Limit of one step.
+        most: u64,
+    },
+    /// A path number that the link does not have.
+    #[error("no path {0:?} in this link")]
+    UnknownPath(PathId),
+    /// A frame that only a sender may send.
+    #[error("a receiver must not send {0:?}")]
+    WrongDirection(Frame),
+    /// A transition that the table forbids.
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+}
+
+/// Messages that one grant may add.
+const GRANT_STEP_MAX: u64 = 1 << 20;
+
+#[derive(Debug)]
+struct Message {
+    bytes: u64,
+    cut_to: u64,
+    whole_cut: bool,
+    chunks_pending: u64,
+    done: bool,
+}
+
+/// Sums over the life of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Payload bytes of all messages posted.
+    pub payload_bytes: u64,
+    /// Payload bytes queued for replay.
+    pub replayed_bytes: u64,
+    /// Suspicions.
+    pub paths_suspected: u64,
+    /// Failures.
+    pub paths_failed: u64,
+    /// Acknowledgements that named a lane no longer in use.
+    pub late_acks: u64,
+}
+
+/// One path as a reader of the status sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathReport {
+    /// The path.
+    pub path: PathId,
+    /// Its state.
+    pub state: PathState,
+    /// Measured delivery rate, bytes/s.
+    pub bytes_s: Option<u64>,
+    /// Bytes sent and not acknowledged.
+    pub in_flight_bytes: u64,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Sender {
+    tuning: Arc<Tuning>,
+    first: u64,
+    messages: VecDeque<Message>,
+    cursor: u64,
+    granted: u64,
+    replay: VecDeque<Chunk>,
+    paths: Vec<PathEnd>,
+    fences: BTreeMap<PathId, Generation>,
+    actions: VecDeque<Action>,
+    done: VecDeque<MessageSeq>,
+    transitions: VecDeque<Transition>,
+    totals: Totals,
+    dark_since: Option<Time>,
+    dead_told: bool,
+    last_tick: Option<Time>,
+    next_nonce: u64,
+}
+
+impl Sender {
+    /// A link with `paths` paths; asks at once for a connection on each.
+    pub fn new(tuning: Arc<Tuning>, paths: usize, now: Time) -> Self {
+        let mut sender = Self {
+            tuning,
+            first: 0,
+            messages: VecDeque::new(),
+            cursor: 0,
+            granted: 0,
+            replay: VecDeque::new(),
+            paths: (0..paths).map(|i| PathEnd::new(PathId(i as u16), now)).collect(),
+            fences: BTreeMap::new(),
+            actions: VecDeque::new(),
+            done: VecDeque::new(),
+            transitions: VecDeque::new(),
+            totals: Totals::default(),
+            dark_since: Some(now),
+            dead_told: false,
+            last_tick: None,
+            next_nonce: 1,
+        };
+        for path in &mut sender.paths {
+            sender.actions.push_back(Action::Open(path.open()));
+        }
+        sender
+    }
+
+    /// Sums so far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Every path's state.
+    pub fn path_reports(&self) -> impl Iterator<Item = PathReport> + '_ {
+        self.paths.iter().map(|p| PathReport {
+            path: p.id,
+            state: p.state,
+            bytes_s: p.rate.bytes_s(),
+            in_flight_bytes: p.in_flight_bytes,
+        })
+    }
+
+    /// Whether any path carries chunks.
+    pub fn has_live_path(&self) -> bool {
+        self.live_paths() > 0
+    }
+
+    /// Whether messages are not done yet.
+    pub fn is_busy(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    fn live_paths(&self) -> usize {
+        self.paths.iter().filter(|p| p.state == PathState::Live).count()
+    }
+
+    /// The lane of a path that carries, or would carry, chunks or probes.
+    pub fn current_lane(&self, path: PathId) -> Option<Lane> {
+        self.paths.get(usize::from(path.0))?.current_lane()
+    }
+
+    /// Posts a message of `bytes`. Its buffer is the replay source: it must not change until `poll_done` names it.
+    pub fn post(&mut self, bytes: u64) -> MessageSeq {
+        let seq = self.first + self.messages.len() as u64;
+        self.messages.push_back(Message { bytes, cut_to: 0, whole_cut: false, chunks_pending: 0, done: false });
+        self.totals.payload_bytes += bytes;
+        MessageSeq(seq)
+    }
+
+    fn path_mut(&mut self, path: PathId) -> Result<&mut PathEnd, SenderError> {
+        self.paths.get_mut(usize::from(path.0)).ok_or(SenderError::UnknownPath(path))
+    }
+
+    /// A connection asked for by [`Action::Open`] is up and its handshake done.
+    ///
+    /// # Errors
+    /// If the link has no such path.
+    pub fn handle_lane_opened(&mut self, now: Time, lane: Lane) -> Result<(), SenderError> {
+        let tuning = Arc::clone(&self.tuning);
+        let path = self.path_mut(lane.path)?;
+        if path.opening != Some(lane.generation) {
+            self.actions.push_back(Action::Close(lane));
+            return Ok(());
+        }
+        path.opening = None;
+        match path.state {
+            PathState::Opening => {
+                path.take_into_use(lane.generation, now);
+                self.admit(now, lane.path, PathEvent::Opened, Cause::Answered)?;
+            }
+            PathState::Suspect if path.current.is_none() => {
+                let deadline = now + tuning.trial.max(path.stall.threshold(&tuning));
+                path.take_into_use(lane.generation, now);
+                self.ping(lane.path, deadline);
+            }
+            PathState::Live | PathState::Suspect => path.spare = Some(lane.generation),
+            PathState::Failed => {
+                path.take_into_use(lane.generation, now);
+                path.good_probes = 0;
+                let deadline = now + tuning.proof_deadline;
+                self.step(now, lane.path, PathEvent::Opened, Cause::Answered)?;
+                self.ping(lane.path, deadline);
+            }
+            PathState::Proving => self.actions.push_back(Action::Close(lane)),
+        }
+        Ok(())
+    }
+
+    /// A connection could not be made, or was lost.
+    ///
+    /// # Errors
+    /// If the link has no such path.
+    pub fn handle_lane_lost(&mut self, now: Time, lane: Lane, cause: Cause) -> Result<(), SenderError> {
+        let tuning = Arc::clone(&self.tuning);
+        let path = self.path_mut(lane.path)?;
+        if path.opening == Some(lane.generation) {
+            path.opening = None;
+            match path.state {
+                PathState::Opening => self.fail(now, lane.path, cause)?,
+                PathState::Suspect if path.current.is_none() => self.fail(now, lane.path, cause)?,
+                PathState::Live | PathState::Suspect | PathState::Proving => path.spare_retry_at = now + tuning.trial * 5,
+                PathState::Failed => path.next_attempt = now + path.back_off(now, &tuning),
+            }
+        } else if path.spare == Some(lane.generation) {
+            path.spare = None;
+            path.spare_retry_at = now + tuning.trial;
+        } else if path.current == Some(lane.generation) {
+            path.current = None;
+            match path.state {
+                PathState::Live => self.suspect(now, lane.path, cause)?,
+                _ => self.fail(now, lane.path, cause)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The local NIC of a path lost or regained its carrier or address.
+    ///
+    /// # Errors
+    /// If the link has no such path.
+    pub fn handle_nic(&mut self, now: Time, path: PathId, up: bool) -> Result<(), SenderError> {
+        let end = self.path_mut(path)?;
+        if !up && end.state != PathState::Failed {
+            self.fail(now, path, Cause::Carrier)?;
+        } else if up && end.state == PathState::Failed {
+            end.next_attempt = now.max(end.hold_until);
+        }
+        Ok(())
+    }
+
+    /// Somebody has doubts about a path: put a byte on it, so that a stall would show.
+    pub fn handle_doubt(&mut self, path: PathId) {
+        let nonce = self.next_nonce;
+        if let Some(end) = self.paths.get_mut(usize::from(path.0))
+            && end.state == PathState::Live
+            && end.ping_due.is_none()
+        {
+            self.next_nonce += 1;
+            end.ping_due = Some(nonce);
+        }
+    }
+
+    /// A control frame came in; `lane` is the one that it came on.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol: close the lane.
+    pub fn handle_frame(&mut self, now: Time, lane: Lane, frame: Frame) -> Result<(), SenderError> {
+        match frame {
+            Frame::Ack { path, generation, chunks } => self.handle_ack(now, Lane { path, generation }, chunks),
+            Frame::Grant { messages } => {
+                let (granted, most) = (self.granted, GRANT_STEP_MAX);
+                if messages.saturating_sub(granted) > most {
+                    return Err(SenderError::GrantBeyond { messages, granted, most });
+                }
+                self.granted = granted.max(messages);
+                Ok(())
+            }
+            Frame::Pong { nonce } => self.handle_pong(now, lane, nonce),
+            Frame::Notice(notice) => {
+                let path = self.path_mut(notice.path)?;
+                if path.current != Some(notice.generation) {
+                    return Ok(());
+                }
+                match (path.state, notice.cause) {
+                    (PathState::Live, Cause::Carrier) => self.fail(now, notice.path, Cause::Peer),
+                    (PathState::Live, _) => self.suspect(now, notice.path, Cause::Peer),
+                    (PathState::Proving | PathState::Suspect, Cause::Carrier) => {
+                        self.fail(now, notice.path, Cause::Peer)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            other => Err(SenderError::WrongDirection(other)),
+        }
+    }
+
+    fn handle_ack(&mut self, now: Time, lane: Lane, chunks: u64) -> Result<(), SenderError> {
+        let count_late = planted!(self.tuning, CountLateAcks);
+        let path = self.path_mut(lane.path)?;
+        if path.current != Some(lane.generation) {
+            self.totals.late_acks += 1;
+            if count_late && let Some(chunk) = self.paths[usize::from(lane.path.0)].pop_acked(now) {
+                self.settle(chunk);
+            }
+            return Ok(());
+        }
+        let sent = path.chunks_acked + path.in_flight.len() as u64;
+        if chunks > sent {
+            return Err(SenderError::AckBeyond { lane, acked: chunks, sent });
+        }
+        while self.paths[usize::from(lane.path.0)].chunks_acked < chunks {
+            let Some(chunk) = self.paths[usize::from(lane.path.0)].pop_acked(now) else { break };
+            self.settle(chunk);
+        }
+        Ok(())
+    }
+
+    /// One chunk of a message is off our hands.
+    fn settle(&mut self, chunk: Chunk) {
+        let Some(at) = chunk.message.checked_sub(self.first) else { return };
+        let Some(message) = self.messages.get_mut(at as usize) else { return };
+        message.chunks_pending = message.chunks_pending.saturating_sub(1);
+        self.finish_if_whole(chunk.message);
+    }
+
+    fn finish_if_whole(&mut self, seq: u64) {
+        let at_write = planted!(self.tuning, DoneAtWrite);
+        let Some(message) = self.messages.get_mut((seq - self.first) as usize) else { return };
+        if message.whole_cut && (message.chunks_pending == 0 || at_write) && !message.done {
+            message.done = true;
+            self.done.push_back(MessageSeq(seq));
+        }
+        while self.messages.front().is_some_and(|m| m.done) {
+            self.messages.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn handle_pong(&mut self, now: Time, lane: Lane, nonce: u64) -> Result<(), SenderError> {
+        let path = self.path_mut(lane.path)?;
+        if path.current == Some(lane.generation) && path.awaiting == Some(nonce) {
+            self.answered(now, lane.path)?;
+        }
+        Ok(())
+    }
+
+    /// The probe outstanding on the current lane reached the other host.
+    fn answered(&mut self, now: Time, path: PathId) -> Result<(), SenderError> {
+        let (gap, proofs) = (self.tuning.proof_gap, self.tuning.proof_probes);
+        let end = self.path_mut(path)?;
+        end.awaiting = None;
+        match end.state {
+            PathState::Suspect => {
+                end.stall.handle_false_alarm();
+                self.admit(now, path, PathEvent::TrialGood, Cause::Answered)
+            }
+            PathState::Proving => {
+                end.good_probes += 1;
+                if end.good_probes >= proofs {
+                    end.ramp_from = Some(now);
+                    self.admit(now, path, PathEvent::Proved, Cause::Answered)
+                } else {
+                    end.ping_at = Some(now + gap);
+                    Ok(())
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A reading of a lane's outgoing bytes (those still in the driver's own buffers count as outstanding).
+    ///
+    /// # Errors
+    /// If the link has no such path.
+    pub fn handle_progress(&mut self, now: Time, lane: Lane, reading: LaneProgress) -> Result<(), SenderError> {
+        let tuning = Arc::clone(&self.tuning);
+        let path = self.path_mut(lane.path)?;
+        if path.current != Some(lane.generation) {
+            return Ok(());
+        }
+        let stalled = path.stall.handle_progress(now, reading, &tuning);
+        // The peer's kernel has the probe: the path works, however busy the peer's process is.
+        if path.awaiting.is_some() && path.ping_due.is_none() && !reading.outstanding {
+            return self.answered(now, lane.path);
+        }
+        if stalled && path.state == PathState::Live {
+            return self.suspect(now, lane.path, Cause::Stall);
+        }
+        Ok(())
+    }
+
+    /// Time has passed. Call about every [`Tuning::tick`]; one that comes late moves the deadlines.
+    ///
+    /// # Errors
+    /// Never in practice: the transitions that it makes are in the table.
+    pub fn handle_tick(&mut self, now: Time) -> Result<(), SenderError> {
+        let late = late_by(&mut self.last_tick, now, &self.tuning);
+        for i in 0..self.paths.len() {
+            let (id, forgive) = (PathId(i as u16), self.tuning.forgive);
+            let path = &mut self.paths[i];
+            if late > Time::ZERO {
+                path.handle_late_by(late);
+            }
+            match path.state {
+                PathState::Suspect if now >= path.deadline => self.fail(now, id, Cause::Silence)?,
+                PathState::Proving if path.awaiting.is_some() && now >= path.deadline => {
+                    self.fail(now, id, Cause::Silence)?;
+                }
+                PathState::Proving if path.ping_at.is_some_and(|at| now >= at) => {
+                    path.ping_at = None;
+                    let deadline = now + self.tuning.proof_deadline;
+                    self.ping(id, deadline);
+                }
+                PathState::Failed if path.opening.is_none() && now >= path.next_attempt => {
+                    self.actions.push_back(Action::Open(path.open()));
+                }
+                PathState::Live => {
+                    if path.spare.is_none() && path.opening.is_none() && now >= path.spare_retry_at {
+                        self.actions.push_back(Action::Open(path.open()));
+                    }
+                    if path.failures > 0 && now.saturating_sub(path.live_since) >= forgive {
+                        path.failures = 0;
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(since) = self.dark_since
+            && now.saturating_sub(since) >= self.tuning.link_deadline
+            && !self.dead_told
+        {
+            self.dead_told = true;
+            self.actions.push_back(Action::Dead { since });
+        }
+        Ok(())
+    }
+
+    /// The path goes into service.
+    fn admit(&mut self, now: Time, path: PathId, event: PathEvent, cause: Cause) -> Result<(), SenderError> {
+        let fences: Vec<_> = self.fences.iter().map(|(p, g)| (*p, *g)).collect();
+        let end = self.path_mut(path)?;
+        end.fences_due = fences.into();
+        end.live_since = now;
+        end.spare_retry_at = now;
+        self.dark_since = None;
+        self.dead_told = false;
+        self.step(now, path, event, cause)
+    }
+
+    /// The lane went silent: reset it, replay what it owes, put the spare on trial.
+    fn suspect(&mut self, now: Time, path: PathId, cause: Cause) -> Result<(), SenderError> {
+        let replayed_bytes = self.reset(path)?;
+        self.totals.paths_suspected += 1;
+        let tuning = Arc::clone(&self.tuning);
+        let end = self.path_mut(path)?;
+        let from = end.state;
+        end.state = next_state(from, PathEvent::Stalled)?;
+        (end.noticed_at, end.suspected_for) = (now, cause);
+        end.deadline = now + tuning.trial.max(end.stall.threshold(&tuning));
+        let to = end.state;
+        let spare = end.spare.take();
+        let open = (spare.is_none() && end.opening.is_none()).then(|| end.open());
+        if let Some(generation) = spare {
+            end.take_into_use(generation, now);
+            let deadline = end.deadline;
+            self.ping(path, deadline);
+        }
+        self.actions.extend(open.map(Action::Open));
+        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at: now, replayed_bytes });
+        self.note_dark(now);
+        Ok(())
+    }
+
+    /// The path is out of service.
+    fn fail(&mut self, now: Time, path: PathId, cause: Cause) -> Result<(), SenderError> {
+        let replayed_bytes = self.reset(path)?;
+        let tuning = Arc::clone(&self.tuning);
+        let end = self.path_mut(path)?;
+        let from = end.state;
+        end.state = next_state(from, PathEvent::Down)?;
+        let (noticed_at, cause) =
+            if from == PathState::Suspect { (end.noticed_at, end.suspected_for) } else { (now, cause) };
+        let lanes = end.drop_lanes();
+        if matches!(from, PathState::Live | PathState::Suspect | PathState::Opening) {
+            end.handle_failure(now, &tuning);
+            self.totals.paths_failed += 1;
+        }
+        let end = self.path_mut(path)?;
+        end.next_attempt = (now + end.back_off(now, &tuning)).max(end.hold_until);
+        self.actions.extend(lanes.into_iter().map(Action::Close));
+        let to = PathState::Failed;
+        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at, replayed_bytes });
+        self.note_dark(now);
+        Ok(())
+    }
+
+    fn note_dark(&mut self, now: Time) {
+        if self.live_paths() == 0 {
+            self.dark_since.get_or_insert(now);
+        }
+    }
+
+    fn step(&mut self, now: Time, path: PathId, event: PathEvent, cause: Cause) -> Result<(), SenderError> {
+        let end = self.path_mut(path)?;
+        let from = end.state;
+        end.state = next_state(from, event)?;
+        let to = end.state;
+        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at: now, replayed_bytes: 0 });
+        Ok(())
+    }
+
+    /// Fences and closes the current lane of a live path; its chunks go to the replay queue.
+    fn reset(&mut self, path: PathId) -> Result<u64, SenderError> {
+        let no_replay = planted!(self.tuning, NoReplay);
+        let end = self.path_mut(path)?;
+        if end.state != PathState::Live {
+            return Ok(0);
+        }
+        let dead = end.lane_in_use;
+        let owed: Vec<Chunk> = end.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
+        end.in_flight_bytes = 0;
+        if end.current.take().is_some() {
+            self.actions.push_back(Action::Close(Lane { path, generation: dead }));
+        }
+        self.fences.insert(path, dead);
+        for other in self.paths.iter_mut().filter(|p| p.state == PathState::Live) {
+            other.fences_due.push_back((path, dead));
+        }
+        let bytes = owed.iter().map(|c| u64::from(c.len)).sum();
+        self.totals.replayed_bytes += bytes;
+        if !no_replay {
+            self.replay.extend(owed);
+            self.replay.make_contiguous().sort_unstable();
+        }
+        Ok(bytes)
+    }
+
+    fn ping(&mut self, path: PathId, deadline: Time) {
+        let nonce = self.next_nonce;
+        self.next_nonce += 1;
+        let end = &mut self.paths[usize::from(path.0)];
+        (end.ping_due, end.awaiting, end.deadline) = (Some(nonce), Some(nonce), deadline);
+    }
+
+    /// Next frame to write on `lane`. After [`Frame::Data`] the driver writes the chunk's bytes.
+    pub fn poll_frame(&mut self, now: Time, lane: Lane) -> Option<Frame> {
+        let path = self.paths.get_mut(usize::from(lane.path.0))?;
+        if path.current != Some(lane.generation) {
+            return None;
+        }
+        if let Some(nonce) = path.ping_due.take() {
+            return Some(Frame::Ping { nonce });
+        }
+        if path.state != PathState::Live {
+            return None;
+        }
+        if let Some((path, generation)) = path.fences_due.pop_front() {
+            return Some(Frame::Fence { path, generation });
+        }
+        let window = path.window_bytes(now, &self.tuning);
+        if path.in_flight_bytes >= window {
+            return None;
+        }
+        let chunk = self.next_chunk(lane.path, window)?;
+        self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
+        Some(Frame::Data(chunk))
+    }
+
+    /// The chunk that a path with room pulls: first what must be replayed, then the next of the oldest granted message.
+    fn next_chunk(&mut self, path: PathId, window: u64) -> Option<Chunk> {
+        let end = &self.paths[usize::from(path.0)];
+        let room = window - end.in_flight_bytes;
+        if let Some(chunk) = self.replay.front() {
+            let fits = u64::from(chunk.len) <= room || end.in_flight.is_empty();
+            return if fits { self.replay.pop_front() } else { None };
+        }
+        while self.cursor < self.granted {
+            let live = self.live_paths();
+            let at = usize::try_from(self.cursor.checked_sub(self.first)?).ok()?;
+            let message = self.messages.get_mut(at)?;
+            let end = &self.paths[usize::from(path.0)];
+            let left = message.bytes - message.cut_to;
+            let size = end.rate.chunk_bytes(&self.tuning, message.bytes, live);
+            let len = left.min(u64::from(size)) as u32;
+            if u64::from(len) > room && !end.in_flight.is_empty() {
+                return None;
+            }
+            let chunk = Chunk { message: self.cursor, offset: message.cut_to, len, message_bytes: message.bytes };
+            message.cut_to += u64::from(len);
+            message.chunks_pending += 1;
+            if message.cut_to == message.bytes {
+                message.whole_cut = true;
+                self.cursor += 1;
+                if planted!(self.tuning, DoneAtWrite) {
+                    self.finish_if_whole(chunk.message);
+                }
+            }
+            return Some(chunk);
+        }
+        None
+    }
+
+    /// Next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Next message whose every chunk is acknowledged.
+    pub fn poll_done(&mut self) -> Option<MessageSeq> {
+        self.done.pop_front()
+    }
+
+    /// Next change of a path's state.
+    pub fn poll_transition(&mut self) -> Option<Transition> {
+        self.transitions.pop_front()
+    }
+}

@@ -1,0 +1,129 @@
+//! Every bound and threshold of the repair machines in one place.
+
+use super::Time;
+
+/// Limits and thresholds. The defaults suit a LAN with NICs from 10 Mbit/s to 100 Gbit/s.
+#[derive(Clone, Debug)]
+pub struct Tuning {
+    /// How often the driver calls `handle_tick` while bytes are outstanding.
+    pub tick: Time,
+    /// Shortest silence with bytes outstanding that makes a path suspect.
+    pub stall_floor: Time,
+    /// Longest that the adaptive threshold grows.
+    pub stall_ceiling: Time,
+    /// The same where only one segment is outstanding, whose acknowledgement may be delayed.
+    pub stall_small: Time,
+    /// How long a spare connection has to show that its path is alive.
+    pub trial: Time,
+    /// Bytes outstanding on a path, as time at its measured rate.
+    pub window_time: Time,
+    /// Bounds of the bytes outstanding on a path.
+    pub window_bytes: (u64, u64),
+    /// Size of a chunk, as time at the path's measured rate.
+    pub chunk_time: Time,
+    /// Bounds of the chunk size, bytes.
+    pub chunk_bytes: (u32, u32),
+    /// Chunk bounds fall on multiples of this many bytes of the message, so LL and LL128 lines stay whole.
+    pub chunk_align: u32,
+    /// First wait before a failed path is tried again; doubles up to `reopen_soon`.
+    pub reopen_first: Time,
+    /// Longest wait between attempts while the failure is younger than `soon`.
+    pub reopen_soon: Time,
+    /// Longest wait between attempts later.
+    pub reopen_later: Time,
+    /// Age of a failure at which `reopen_later` replaces `reopen_soon`.
+    pub soon: Time,
+    /// Good probes in a row before a path is readmitted.
+    pub proof_probes: u8,
+    /// Time between those probes.
+    pub proof_gap: Time,
+    /// How long each has to be answered.
+    pub proof_deadline: Time,
+    /// A readmitted path starts at a quarter of its window and doubles after each such time.
+    pub ramp_step: Time,
+    /// A failed path stays out at least this long; doubles with each failure.
+    pub hold_first: Time,
+    /// Longest hold-down.
+    pub hold_max: Time,
+    /// A path that lived this long is forgiven its earlier failures.
+    pub forgive: Time,
+    /// With no live path for this long the link is dead.
+    pub link_deadline: Time,
+    /// A planted fault.
+    #[cfg(any(test, feature = "mutants"))]
+    pub mutant: Option<Mutant>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        let ms = Time::from_millis;
+        Self {
+            tick: ms(5),
+            stall_floor: ms(20),
+            stall_ceiling: ms(200),
+            stall_small: ms(60),
+            trial: ms(20),
+            window_time: ms(10),
+            window_bytes: (32 << 10, 4 << 20),
+            chunk_time: Time::from_micros(2500),
+            chunk_bytes: (16 << 10, 512 << 10),
+            chunk_align: 4 << 10,
+            reopen_first: ms(50),
+            reopen_soon: ms(500),
+            reopen_later: ms(5000),
+            soon: ms(60_000),
+            proof_probes: 4,
+            proof_gap: ms(50),
+            proof_deadline: ms(200),
+            ramp_step: ms(100),
+            hold_first: ms(1000),
+            hold_max: ms(60_000),
+            forgive: ms(60_000),
+            link_deadline: ms(30_000),
+            #[cfg(any(test, feature = "mutants"))]
+            mutant: None,
+        }
+    }
+}
+
+impl Tuning {
+    /// Whether the planted fault `m` is on; always false in a normal build.
+    #[cfg(any(test, feature = "mutants"))]
+    pub(super) fn planted(&self, m: Mutant) -> bool {
+        self.mutant == Some(m)
+    }
+}
+
+/// Planted faults: the simulator must catch each of them.
+#[cfg(any(test, feature = "mutants"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// The receiver acknowledges a chunk when its header arrives.
+    AckEarly,
+    /// The ledger answers *first* to every chunk.
+    AcceptDuplicate,
+    /// The receiver leaves fenced lanes open.
+    NoFence,
+    /// The ledger of a message is emptied when a lane is lost.
+    ForgetLedger,
+    /// The sender drops outstanding chunks of a reset lane instead of replaying them.
+    NoReplay,
+    /// The sender counts acknowledgements of an old generation.
+    CountLateAcks,
+    /// Grants lost with their lane are not repeated.
+    ForgetGrant,
+    /// A message is reported done when it has been written.
+    DoneAtWrite,
+}
+
+/// Whether a planted fault is on. Expands to `false` in a normal build.
+macro_rules! planted {
+    ($tuning:expr, $mutant:ident) => {{
+        #[cfg(any(test, feature = "mutants"))]
+        let on = $tuning.planted($crate::repair::Mutant::$mutant);
+        #[cfg(not(any(test, feature = "mutants")))]
+        let on = false;
+        on
+    }};
+}
+pub(super) use planted;
