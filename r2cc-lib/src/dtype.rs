@@ -29,16 +29,8 @@ pub enum DType {
 
 impl DType {
     /// Every element type, in the order of the enum.
-    pub const ALL: [DType; 8] = [
-        DType::F32,
-        DType::F64,
-        DType::I32,
-        DType::I64,
-        DType::U32,
-        DType::U64,
-        DType::F16,
-        DType::BF16,
-    ];
+    pub const ALL: [DType; 8] =
+        [DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64, DType::F16, DType::BF16];
 
     /// Bytes of one element, which is also its alignment.
     pub const fn size_bytes(self) -> usize {
@@ -86,13 +78,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// Every operator, in the order of the enum.
-    pub const ALL: [ReduceOp; 5] = [
-        ReduceOp::Sum,
-        ReduceOp::Prod,
-        ReduceOp::Min,
-        ReduceOp::Max,
-        ReduceOp::Avg,
-    ];
+    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 
     const fn name(self) -> &'static str {
         match self {
@@ -133,14 +119,11 @@ impl FromStr for DType {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        DType::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| UnknownName {
-                what: "element type",
-                name: name.to_owned(),
-                known: DType::ALL.map(DType::name).to_vec(),
-            })
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| UnknownName {
+            what: "element type",
+            name: name.to_owned(),
+            known: DType::ALL.map(DType::name).to_vec(),
+        })
     }
 }
 
@@ -148,14 +131,11 @@ impl FromStr for ReduceOp {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        ReduceOp::ALL
-            .into_iter()
-            .find(|op| op.name() == name)
-            .ok_or_else(|| UnknownName {
-                what: "reduction operator",
-                name: name.to_owned(),
-                known: ReduceOp::ALL.map(ReduceOp::name).to_vec(),
-            })
+        ReduceOp::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| UnknownName {
+            what: "reduction operator",
+            name: name.to_owned(),
+            known: ReduceOp::ALL.map(ReduceOp::name).to_vec(),
+        })
     }
 }
 
@@ -212,14 +192,8 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let error = "float".parse::<DType>().unwrap_err().to_string();
-        assert!(
-            error.contains("\"float\"") && error.contains("bf16"),
-            "{error}"
-        );
+        assert!(error.contains("\"float\"") && error.contains("bf16"), "{error}");
         let error = "SUM".parse::<ReduceOp>().unwrap_err().to_string();
-        assert!(
-            error.contains("\"SUM\"") && error.contains("prod"),
-            "{error}"
-        );
+        assert!(error.contains("\"SUM\"") && error.contains("prod"), "{error}");
     }
 }

@@ -82,24 +82,24 @@ pub fn finish(dtype: DType, op: ReduceOp, dst: &mut [u8], world: usize) {
 }
 
 fn elements<'a, T: bytemuck::Pod>(what: &str, dtype: DType, bytes: &'a [u8]) -> &'a [T] {
-    bytemuck::try_cast_slice(bytes).unwrap_or_else(|_| unusable(what, dtype, bytes))
-}
-
-fn elements_mut<'a, T: bytemuck::Pod>(
-    what: &str,
-    dtype: DType,
-    bytes: &'a mut [u8],
-) -> &'a mut [T] {
+    // An empty slice has no place in memory that could be wrong.
+    if bytes.is_empty() {
+        return &[];
+    }
     let (address, len) = (bytes.as_ptr() as usize, bytes.len());
-    bytemuck::try_cast_slice_mut(bytes).unwrap_or_else(|_| unusable_at(what, dtype, address, len))
+    bytemuck::try_cast_slice(bytes).unwrap_or_else(|_| unusable(what, dtype, address, len))
 }
 
-fn unusable(what: &str, dtype: DType, bytes: &[u8]) -> ! {
-    unusable_at(what, dtype, bytes.as_ptr() as usize, bytes.len())
+fn elements_mut<'a, T: bytemuck::Pod>(what: &str, dtype: DType, bytes: &'a mut [u8]) -> &'a mut [T] {
+    if bytes.is_empty() {
+        return &mut [];
+    }
+    let (address, len) = (bytes.as_ptr() as usize, bytes.len());
+    bytemuck::try_cast_slice_mut(bytes).unwrap_or_else(|_| unusable(what, dtype, address, len))
 }
 
 #[cold]
-fn unusable_at(what: &str, dtype: DType, address: usize, len: usize) -> ! {
+fn unusable(what: &str, dtype: DType, address: usize, len: usize) -> ! {
     let size = dtype.size_bytes();
     panic!(
         "the {what} ({len} bytes, address {} past a multiple of {size}) is no slice of {dtype}; \

@@ -5,11 +5,7 @@
 
 use super::plan::{Action, Buffer, RankPlan, Span};
 
-const NOTHING: Span = Span {
-    buffer: Buffer::Output,
-    start: 0,
-    len: 0,
-};
+const NOTHING: Span = Span { buffer: Buffer::Output, start: 0, len: 0 };
 
 /// Plan of `rank` for a barrier among `world` ranks.
 ///
@@ -24,20 +20,8 @@ pub fn barrier(rank: usize, world: usize) -> RankPlan {
         let to = (rank + distance) % world;
         let from = (rank + world - distance) % world;
         // All earlier rounds, not just the last: different peers, so nothing else orders them.
-        plan.push(
-            Action::Send {
-                peer: to,
-                src: NOTHING,
-            },
-            heard.clone(),
-        );
-        heard.push(plan.push(
-            Action::Recv {
-                peer: from,
-                dst: NOTHING,
-            },
-            Vec::new(),
-        ));
+        plan.push(Action::Send { peer: to, src: NOTHING }, heard.clone());
+        heard.push(plan.push(Action::Recv { peer: from, dst: NOTHING }, Vec::new()));
         distance *= 2;
     }
     plan

@@ -57,11 +57,7 @@ pub fn ring_all_reduce(
             slices(segment, wanted, element_bytes, slice_elements_hint)
         })
         .collect();
-    let own = if in_place {
-        Buffer::Output
-    } else {
-        Buffer::Input
-    };
+    let own = if in_place { Buffer::Output } else { Buffer::Input };
     let right = (rank + 1) % world;
     let left = (rank + world - 1) % world;
     // Segment `back` places behind this rank in the ring.
@@ -83,15 +79,8 @@ pub fn ring_all_reduce(
         for j in 0..slices[outgoing].len().max(slices[incoming].len()) {
             if let Some(range) = slices[outgoing].get(j) {
                 let received = written[outgoing][j];
-                let source = if received.is_some() {
-                    Buffer::Output
-                } else {
-                    own
-                };
-                let action = Action::Send {
-                    peer: right,
-                    src: span(source, range),
-                };
+                let source = if received.is_some() { Buffer::Output } else { own };
+                let action = Action::Send { peer: right, src: span(source, range) };
                 let index = plan.push(action, received.into_iter().collect());
                 // A send from the input does not bar a write to the output.
                 if source == Buffer::Output {
@@ -103,12 +92,7 @@ pub fn ring_all_reduce(
                 let action = if gathering {
                     Action::Recv { peer: left, dst }
                 } else {
-                    Action::RecvReduce {
-                        peer: left,
-                        operand: span(own, range),
-                        dst,
-                        finish: round + 1 == rounds,
-                    }
+                    Action::RecvReduce { peer: left, operand: span(own, range), dst, finish: round + 1 == rounds }
                 };
                 // The send of a slice waits for its write, so waiting for the send covers both.
                 let after = sent[incoming][j].into_iter().collect();
@@ -140,22 +124,12 @@ pub fn ring_broadcast(
     let place = (rank + world - root) % world;
     let next = (rank + 1) % world;
     let previous = (rank + world - 1) % world;
-    let source = if place == 0 && !in_place {
-        Buffer::Input
-    } else {
-        Buffer::Output
-    };
+    let source = if place == 0 && !in_place { Buffer::Input } else { Buffer::Output };
     for range in slices(&whole, wanted, element_bytes, slice_elements_hint) {
         let mut after = Vec::new();
         if place > 0 {
             let dst = span(Buffer::Output, &range);
-            after.push(plan.push(
-                Action::Recv {
-                    peer: previous,
-                    dst,
-                },
-                Vec::new(),
-            ));
+            after.push(plan.push(Action::Recv { peer: previous, dst }, Vec::new()));
         }
         if place + 1 < world {
             let src = span(source, &range);
@@ -164,11 +138,7 @@ pub fn ring_broadcast(
     }
     if place == 0 && !in_place && elements > 0 {
         plan.push(
-            Action::Copy {
-                src: span(Buffer::Input, &whole),
-                dst: span(Buffer::Output, &whole),
-                finish: false,
-            },
+            Action::Copy { src: span(Buffer::Input, &whole), dst: span(Buffer::Output, &whole), finish: false },
             Vec::new(),
         );
     }
@@ -176,22 +146,14 @@ pub fn ring_broadcast(
 }
 
 fn span(buffer: Buffer, range: &Range<usize>) -> Span {
-    Span {
-        buffer,
-        start: range.start,
-        len: range.len(),
-    }
+    Span { buffer, start: range.start, len: range.len() }
 }
 
 /// One segment a rank, equal but for one unit. The unit is 4 KiB where that unbalances a segment by
 /// at most a sixteenth, else one element: small buffers gain nothing from whole pages.
 fn segments(world: usize, elements: usize, element_bytes: usize) -> Vec<Range<usize>> {
     let granule = granule_elements(element_bytes);
-    let unit = if elements / world >= 16 * granule {
-        granule
-    } else {
-        1
-    };
+    let unit = if elements / world >= 16 * granule { granule } else { 1 };
     let units = elements.div_ceil(unit);
     let (each, longer) = (units / world, units % world);
     let bound = |i: usize| ((i * each + i.min(longer)) * unit).min(elements);
@@ -200,24 +162,12 @@ fn segments(world: usize, elements: usize, element_bytes: usize) -> Vec<Range<us
 
 /// Cuts `range` into slices of the hint, or else of about `wanted` elements within the slice size
 /// limits; whole granules, but for the last.
-fn slices(
-    range: &Range<usize>,
-    wanted: usize,
-    element_bytes: usize,
-    hint: Option<usize>,
-) -> Vec<Range<usize>> {
+fn slices(range: &Range<usize>, wanted: usize, element_bytes: usize, hint: Option<usize>) -> Vec<Range<usize>> {
     let least = (SLICE_BYTES_MIN / element_bytes).max(1);
     let most = (SLICE_BYTES_MAX / element_bytes).max(1);
     let granule = granule_elements(element_bytes);
-    let len = hint
-        .unwrap_or(wanted.clamp(least, most))
-        .clamp(1, range.len().max(1))
-        .next_multiple_of(granule);
-    range
-        .clone()
-        .step_by(len)
-        .map(|start| start..range.end.min(start.saturating_add(len)))
-        .collect()
+    let len = hint.unwrap_or(wanted.clamp(least, most)).clamp(1, range.len().max(1)).next_multiple_of(granule);
+    range.clone().step_by(len).map(|start| start..range.end.min(start.saturating_add(len))).collect()
 }
 
 fn granule_elements(element_bytes: usize) -> usize {

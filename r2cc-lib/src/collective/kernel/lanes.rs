@@ -17,12 +17,7 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
 }
 
 /// `dst = operand op incoming` with the widest instructions this machine has.
-pub(super) fn reduce<T: Arithmetic>(
-    op: ReduceOp,
-    dst: &mut [T],
-    operand: Option<&[T]>,
-    incoming: &[T],
-) {
+pub(super) fn reduce<T: Arithmetic>(op: ReduceOp, dst: &mut [T], operand: Option<&[T]>, incoming: &[T]) {
     assert_eq!(dst.len(), incoming.len(), "elements to reduce and incoming");
     if let Some(operand) = operand {
         assert_eq!(dst.len(), operand.len(), "elements to reduce and operand");
@@ -63,12 +58,7 @@ fn divide_wide<T: Arithmetic>(dst: &mut [T], world: usize) {
 }
 
 #[inline(always)]
-fn zip<T: Copy>(
-    dst: &mut [T],
-    operand: Option<&[T]>,
-    incoming: &[T],
-    combine: impl Fn(T, T) -> T + Copy,
-) {
+fn zip<T: Copy>(dst: &mut [T], operand: Option<&[T]>, incoming: &[T], combine: impl Fn(T, T) -> T + Copy) {
     match operand {
         None => {
             for (d, i) in dst.iter_mut().zip(incoming) {
@@ -119,21 +109,10 @@ macro_rules! float_pair {
         match $op {
             ReduceOp::Sum | ReduceOp::Avg => $each!(|a, b| a + b),
             ReduceOp::Prod => $each!(|a, b| a * b),
-            // The comparison fails when either is NaN and yields b; that leaves a's NaN.
-            ReduceOp::Min => $each!(|a, b| if a.is_nan() {
-                a
-            } else if a < b {
-                a
-            } else {
-                b
-            }),
-            ReduceOp::Max => $each!(|a, b| if a.is_nan() {
-                a
-            } else if a > b {
-                a
-            } else {
-                b
-            }),
+            // `min` and `max` ignore a NaN, the sum keeps it. Choosing between two results, and
+            // not between result and operand, spares the loop a conditional store.
+            ReduceOp::Min => $each!(|a, b| if a.is_nan() | b.is_nan() { a + b } else { a.min(b) }),
+            ReduceOp::Max => $each!(|a, b| if a.is_nan() | b.is_nan() { a + b } else { a.max(b) }),
         }
     };
 }

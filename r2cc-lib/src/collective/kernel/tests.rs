@@ -109,11 +109,7 @@ fn matches_the_reference<T: Reference>() {
                 let operand = samples::<T>(len + offset, 1);
                 let incoming = samples::<T>(len + offset, 2);
                 let (operand, incoming) = (&operand[offset..], &incoming[offset..]);
-                let mut want: Vec<T> = operand
-                    .iter()
-                    .zip(incoming)
-                    .map(|(a, b)| T::combine(op, *a, *b))
-                    .collect();
+                let mut want: Vec<T> = operand.iter().zip(incoming).map(|(a, b)| T::combine(op, *a, *b)).collect();
 
                 let mut same = operand.to_vec();
                 let bytes = bytemuck::cast_slice_mut(&mut same);
@@ -155,18 +151,8 @@ fn sixteen_bit_floats_round_to_nearest_even_for_every_bit_pattern() {
         let mut f = [f16::from_bits(bits)];
         let mut b = [bf16::from_bits(bits)];
         let (wf, wb) = (f[0].divide(3), b[0].divide(3));
-        finish(
-            DType::F16,
-            ReduceOp::Avg,
-            bytemuck::cast_slice_mut(&mut f),
-            3,
-        );
-        finish(
-            DType::BF16,
-            ReduceOp::Avg,
-            bytemuck::cast_slice_mut(&mut b),
-            3,
-        );
+        finish(DType::F16, ReduceOp::Avg, bytemuck::cast_slice_mut(&mut f), 3);
+        finish(DType::BF16, ReduceOp::Avg, bytemuck::cast_slice_mut(&mut b), 3);
         assert!(f[0].same(wf) && b[0].same(wb), "bits {bits:#06x}");
     }
 }
@@ -193,18 +179,13 @@ fn a_misaligned_slice_is_named() {
     let bytes: &[u8] = bytemuck::cast_slice(&store);
     let bytes_mut = bytemuck::cast_slice_mut(&mut dst);
     let right = &bytes[1..9];
-    reduce(
-        DType::F32,
-        ReduceOp::Sum,
-        bytes_mut,
-        Operand::SameAsDst,
-        right,
-    );
+    reduce(DType::F32, ReduceOp::Sum, bytes_mut, Operand::SameAsDst, right);
 }
 
 #[test]
 #[should_panic(expected = "elements to reduce and incoming")]
 fn slices_of_different_length_are_refused() {
-    let mut dst = [0u8; 8];
-    reduce(DType::U64, ReduceOp::Sum, &mut dst, Operand::SameAsDst, &[]);
+    let mut dst = [0u64; 1];
+    let bytes = bytemuck::cast_slice_mut(&mut dst);
+    reduce(DType::U64, ReduceOp::Sum, bytes, Operand::SameAsDst, &[]);
 }
