@@ -2,5 +2,6 @@
 
 pub mod check;
 pub mod cluster;
+pub mod goodput;
 pub mod report;
 pub mod suite;
