@@ -11,6 +11,8 @@
 
 mod emulated;
 mod error;
+#[cfg(test)]
+mod lifecycle_tests;
 mod netlink;
 mod netns;
 mod spec;

@@ -123,7 +123,7 @@ impl StateFile {
         let text = serde_json::to_vec_pretty(&state).map_err(io::Error::other);
         fs::create_dir_all(directory)
             .and_then(|()| fs::set_permissions(directory, fs::Permissions::from_mode(0o755)))
-            .and_then(|()| text)
+            .and(text)
             .and_then(|text| fs::write(&partial, text))
             .and_then(|()| fs::rename(&partial, &path))
             .map_err(|error| {
