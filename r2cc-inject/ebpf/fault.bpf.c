@@ -250,7 +250,10 @@ int r2cc_call(__u64 *registers)
 	__u64 now = bpf_ktime_get_ns();
 	if (*(volatile __u64 *)&c->expires_ns <= now)
 		return 0;
-	__u64 arg0 = FIRST_ARG_WORD == 14 ? registers[14] : registers[0];
+	// Both are loaded, at fixed offsets: the verifier refuses a computed one.
+	volatile __u64 *words = registers;
+	__u64 x0 = words[0], rdi = words[14];
+	__u64 arg0 = FIRST_ARG_WORD == 14 ? rdi : x0;
 
 	if (is_until) {
 		if (r->until_filters_arg0 && arg0 != r->until_arg0)

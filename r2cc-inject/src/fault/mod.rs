@@ -2,8 +2,8 @@
 //!
 //! Its printed form, `drop@node-1/mlx5_2 from allreduce#3+25% for run`, is the one that
 //! suites, the command line and logs share; printing and parsing are inverse. Says
-//! nothing about how a fault is carried out. Start at [`Fault`]; the grammar is in
-//! [`parse`].
+//! nothing about how a fault is carried out. Start at [`Fault`]; the grammar is
+//! [`Fault::GRAMMAR`].
 
 mod parse;
 #[cfg(test)]

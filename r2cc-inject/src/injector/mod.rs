@@ -8,11 +8,11 @@
 
 mod attach;
 mod error;
+mod request;
 mod status;
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
-    path::PathBuf,
     time::Duration,
 };
 
@@ -27,12 +27,12 @@ use aya::{
 };
 
 pub use error::Error;
+pub use request::{ArmRequest, CallPoint, Effect, KernelTrigger};
 pub use status::{FaultStatus, Flow, PerDirection, Phase, PortCounters};
 
 pub(crate) use status::{counters_of, status_of};
 
 use crate::{
-    fault::Direction,
     kernel::{self, MAP_NAMES, MAX_FAULTS, Maps, monotonic_ns},
     probe::symbol_offset,
 };
@@ -61,82 +61,6 @@ pub struct FaultId {
     generation: u64,
 }
 
-/// What a fault does to the packets of its ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// drops them all, ARP included: a dead NIC is dead
-    Drop,
-    /// drops a fraction, decided by a hash of the seed and the packet's index in its
-    /// direction ([`crate::loss_drops`]): the same seed drops the same indices
-    Loss {
-        /// packets dropped out of a million
-        parts_per_million: u32,
-        /// chooses which
-        seed: u64,
-    },
-    /// drops all for `down`, none for `up`, and so on, counted from the firing
-    Flap {
-        /// how long the port is dead
-        down: Duration,
-        /// how long it is alive in between
-        up: Duration,
-    },
-    /// drops nothing: fires and takes the snapshot, for faults that user space carries
-    /// out (link down, rate)
-    MarkOnly,
-}
-
-/// A call of a function by one process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallPoint {
-    /// the process; all its threads count
-    pub pid: u32,
-    /// the executable or library that holds the function
-    pub binary: PathBuf,
-    /// the function
-    pub symbol: String,
-    /// counts only calls whose first argument equals this
-    pub arg0: Option<u64>,
-    /// which matching call since the fault was armed, from 1
-    pub n: u64,
-}
-
-/// When a fault fires; decided in the kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KernelTrigger {
-    /// while it is being armed
-    Now,
-    /// at a call, or so many bytes after it
-    Call {
-        /// the call
-        point: CallPoint,
-        /// bytes received on `ports[0]` since that call; 0: at the call itself
-        bytes: u64,
-    },
-    /// so many bytes after arming
-    Wire {
-        /// bytes received on `ports[0]` since arming; at least 1
-        bytes: u64,
-    },
-}
-
-/// A fault to arm.
-#[derive(Debug, Clone)]
-pub struct ArmRequest {
-    /// the ports it acts on; the first one's received bytes count for positions
-    pub ports: Vec<PortId>,
-    /// the directions it acts on
-    pub direction: Direction,
-    /// what it does
-    pub effect: Effect,
-    /// when it fires
-    pub trigger: KernelTrigger,
-    /// a call that heals it
-    pub until: Option<CallPoint>,
-    /// how long it lasts unless renewed
-    pub lease: Duration,
-}
-
 /// Who the kernel programs and their faults belong to.
 pub struct Injector {
     // Closed in this order: attachments first, then programs and maps.
@@ -161,9 +85,6 @@ impl std::fmt::Debug for Injector {
         f.debug_struct("Injector").field("ports", &self.ports).field("links", &self.links.len()).finish_non_exhaustive()
     }
 }
-
-const RX_BIT: u64 = 1;
-const TX_BIT: u64 = 2;
 
 impl Injector {
     /// Attaches to every port, generic XDP on ingress and TCX on egress, and counts its
@@ -217,7 +138,7 @@ impl Injector {
     /// A request that makes no sense, a call point that cannot be probed, or too many
     /// faults at once. Nothing is armed then.
     pub fn arm(&mut self, request: ArmRequest) -> Result<FaultId, Error> {
-        self.check(&request)?;
+        request::check(&request, self.ports.len())?;
         let slot = self.free_slot()?;
         let (control, rule, state) = (&self.maps.control[slot], &self.maps.rules[slot], &self.maps.states[slot]);
         control.gate.write(kernel::GATE_FREE);
@@ -225,7 +146,7 @@ impl Injector {
         for snapshot in &self.maps.snapshots[slot * kernel::MAX_PORTS..][..kernel::MAX_PORTS] {
             snapshot.at_ns.write(0);
         }
-        fill_rule(rule, &request);
+        request::fill_rule(rule, &request);
         kernel::write_text(&control.label, "");
         control.owner_pid.write(u64::from(std::process::id()));
         control.owner_kind.write(self.owner_kind);
@@ -242,7 +163,7 @@ impl Injector {
         // the fault last.
         let (control, state) = (&self.maps.control[slot], &self.maps.states[slot]);
         let now = monotonic_ns();
-        control.expires_ns.write(now + nanos(request.lease));
+        control.expires_ns.write(now + request::nanos(request.lease));
         match request.trigger {
             KernelTrigger::Call { .. } => {}
             KernelTrigger::Now | KernelTrigger::Wire { .. } => {
@@ -286,7 +207,7 @@ impl Injector {
             if old <= now {
                 return Err(Error::Expired { late: Duration::from_nanos(now - old) });
             }
-            let new = now + nanos(lease);
+            let new = now + request::nanos(lease);
             if expires.replace(old, new) {
                 return Ok(new);
             }
@@ -372,38 +293,6 @@ impl Injector {
             .ok_or(Error::TooManyFaults { limit: MAX_FAULTS })
     }
 
-    fn check(&self, request: &ArmRequest) -> Result<(), Error> {
-        let refuse = |reason: &str| Err(Error::BadRequest { reason: reason.to_owned() });
-        if request.ports.is_empty() {
-            return refuse("a fault needs at least one port");
-        }
-        if request.ports.iter().any(|port| port.0 >= self.ports.len()) {
-            return refuse("a port of another injector");
-        }
-        if request.lease.is_zero() {
-            return refuse("a lease of zero would end before it begins");
-        }
-        let calls = match &request.trigger {
-            KernelTrigger::Call { point, .. } => [Some(point), request.until.as_ref()],
-            KernelTrigger::Wire { bytes: 0 } => {
-                return refuse("0 bytes after arming is now: use that trigger");
-            }
-            _ => [None, request.until.as_ref()],
-        };
-        if calls.into_iter().flatten().any(|point| point.n == 0) {
-            return refuse("calls are counted from 1");
-        }
-        match request.effect {
-            Effect::Loss { parts_per_million, .. } if parts_per_million > 1_000_000 => {
-                refuse("loss above 1,000,000 parts per million")
-            }
-            Effect::Flap { down, up } if down.is_zero() || up.is_zero() => {
-                refuse("a flap needs both a time down and a time up")
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Puts the probe of `slot` on a function; the kernel finds the slot in the cookie.
     fn probe(&mut self, slot: usize, point: &CallPoint, is_until: bool) -> Result<FdLink, Error> {
         let offset = symbol_offset(&point.binary, &point.symbol)?;
@@ -461,62 +350,6 @@ pub(crate) fn heal_in(maps: &Maps, slot: usize) {
     if control.gate.replace(kernel::GATE_ARMED, kernel::GATE_HEALED) && !lapsed {
         maps.states[slot].healed_ns.write_if_zero(monotonic_ns());
     }
-}
-
-fn fill_rule(rule: &kernel::RawRule, request: &ArmRequest) {
-    let directions = match request.direction {
-        Direction::Both => RX_BIT | TX_BIT,
-        Direction::Rx => RX_BIT,
-        Direction::Tx => TX_BIT,
-    };
-    rule.directions.write(directions);
-    let ports = request.ports.iter().fold(0, |mask, port| mask | 1_u64 << port.0);
-    rule.ports.write(ports);
-    rule.base_port.write(request.ports[0].0 as u64);
-
-    let (mut loss, mut seed, mut down, mut up) = (0, 0, Duration::ZERO, Duration::ZERO);
-    rule.effect.write(match request.effect {
-        Effect::MarkOnly => kernel::EFFECT_MARK,
-        Effect::Drop => kernel::EFFECT_DROP,
-        Effect::Loss { parts_per_million, seed: chosen } => {
-            (loss, seed) = (u64::from(parts_per_million), chosen);
-            kernel::EFFECT_LOSS
-        }
-        Effect::Flap { down: dead, up: alive } => {
-            (down, up) = (dead, alive);
-            kernel::EFFECT_FLAP
-        }
-    });
-    rule.loss_ppm.write(loss);
-    rule.seed.write(seed);
-    rule.down_ns.write(nanos(down));
-    rule.up_ns.write(nanos(up));
-
-    let (trigger, bytes, call) = match &request.trigger {
-        KernelTrigger::Now => (kernel::TRIGGER_NOW, 0, None),
-        KernelTrigger::Call { point, bytes } => (kernel::TRIGGER_CALL, *bytes, Some(point)),
-        KernelTrigger::Wire { bytes } => (kernel::TRIGGER_WIRE, *bytes, None),
-    };
-    rule.trigger.write(trigger);
-    rule.bytes.write(bytes);
-    let filter = |point: Option<&CallPoint>| {
-        let arg0 = point.and_then(|point| point.arg0);
-        (point.map_or(0, |point| point.n), u64::from(arg0.is_some()), arg0.unwrap_or(0))
-    };
-    let (n, filters, arg0) = filter(call);
-    rule.call_n.write(n);
-    rule.call_filters_arg0.write(filters);
-    rule.call_arg0.write(arg0);
-    let (n, filters, arg0) = filter(request.until.as_ref());
-    rule.until_n.write(n);
-    rule.until_filters_arg0.write(filters);
-    rule.until_arg0.write(arg0);
-}
-
-/// Nanoseconds, at most a century, so that a sum with the clock cannot overflow.
-fn nanos(span: Duration) -> u64 {
-    const CENTURY: u64 = 100 * 365 * 86_400 * 1_000_000_000;
-    u64::try_from(span.as_nanos()).unwrap_or(CENTURY).min(CENTURY)
 }
 
 fn slot_bit(slot: usize) -> u32 {
