@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod cluster;
+pub mod doctor;
 pub mod elements;
 pub mod goodput;
 pub mod report;
