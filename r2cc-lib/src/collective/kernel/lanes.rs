@@ -154,12 +154,60 @@ trait Narrow: Copy + Send + Sync + 'static {
 impl Narrow for f16 {
     #[inline(always)]
     fn widen(from: &[f16], to: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if wide() {
+            // SAFETY: `wide` has found every feature that the function is compiled for.
+            return unsafe { f16c::widen(from, to) };
+        }
         from.convert_to_f32_slice(to);
     }
 
     #[inline(always)]
     fn narrow(from: &[f32], to: &mut [f16]) {
+        #[cfg(target_arch = "x86_64")]
+        if wide() {
+            // SAFETY: `wide` has found every feature that the function is compiled for.
+            return unsafe { f16c::narrow(from, to) };
+        }
         to.convert_from_f32_slice(from);
+    }
+}
+
+/// Conversions with the F16C instructions. The `half` crate asks for the feature and calls a
+/// function for every eight elements, at half the speed.
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
+        _mm256_loadu_ps, _mm256_storeu_ps,
+    };
+
+    use half::f16;
+    use half::slice::HalfFloatSliceExt;
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn widen(from: &[f16], to: &mut [f32]) {
+        let (from, from_rest) = from.as_chunks::<8>();
+        let (to, to_rest) = to.as_chunks_mut::<8>();
+        for (f, t) in from.iter().zip(to) {
+            // SAFETY: unaligned load of eight f16 and store of eight f32, which is what f and t are.
+            unsafe { _mm256_storeu_ps(t.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(f.as_ptr().cast()))) };
+        }
+        from_rest.convert_to_f32_slice(to_rest);
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn narrow(from: &[f32], to: &mut [f16]) {
+        let (from, from_rest) = from.as_chunks::<8>();
+        let (to, to_rest) = to.as_chunks_mut::<8>();
+        for (f, t) in from.iter().zip(to) {
+            // SAFETY: unaligned load of eight f32 and store of eight f16, which is what f and t are.
+            unsafe {
+                let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(f.as_ptr()));
+                _mm_storeu_si128(t.as_mut_ptr().cast(), rounded);
+            }
+        }
+        to_rest.convert_from_f32_slice(from_rest);
     }
 }
 
