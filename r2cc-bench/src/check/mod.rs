@@ -5,9 +5,15 @@
 //! machine: bytes and times are ratios to the run's own healthy iterations. Start at
 //! [`evaluate`]; the formulas are in [`figures`], the input in [`record`].
 
+mod fault_rules;
 pub mod figures;
 pub mod record;
 mod rules;
+#[cfg(test)]
+pub(crate) mod sample;
+#[cfg(test)]
+mod tests;
+mod timing_rules;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -83,13 +89,50 @@ impl CheckStatus {
     }
 }
 
+impl CheckResult {
+    fn new(name: impl Into<String>, class: CheckClass, unit: &str) -> Self {
+        Self {
+            name: name.into(),
+            class,
+            status: CheckStatus::Inconclusive,
+            expected: String::new(),
+            actual: String::new(),
+            unit: unit.to_string(),
+            detail: None,
+        }
+    }
+
+    fn judged(mut self, holds: bool, expected: impl ToString, actual: impl ToString) -> Self {
+        self.status = if holds { CheckStatus::Pass } else { CheckStatus::Fail };
+        self.expected = expected.to_string();
+        self.actual = actual.to_string();
+        self
+    }
+
+    fn unknown(mut self, expected: impl ToString, why: impl Into<String>) -> Self {
+        self.status = CheckStatus::Inconclusive;
+        self.expected = expected.to_string();
+        self.actual = "not known".to_string();
+        self.detail = Some(why.into());
+        self
+    }
+
+    fn because(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+}
+
 /// Judges `record` against `suite`; `timing` is the setting in force, the command line's
 /// or the suite's.
 ///
 /// The result holds every check the suite asks for and those that always apply, in a fixed
 /// order: elements, faults, counters, views, times.
 pub fn evaluate(suite: &Suite, record: &RunRecord, timing: Timing) -> Vec<CheckResult> {
-    let mut results = rules::all(suite, record);
+    let mut results = rules::elements(suite, record);
+    results.extend(fault_rules::all(suite, record));
+    results.extend(rules::counters(suite, record));
+    results.extend(timing_rules::all(suite, record));
     if timing == Timing::Advisory {
         for result in &mut results {
             let unsettled = matches!(result.status, CheckStatus::Fail | CheckStatus::Inconclusive);

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::suite::MANAGEMENT_NIC;
+
 /// Counters of NICs by node and NIC name.
 pub type NodeCounters = BTreeMap<String, BTreeMap<String, NicCounters>>;
 
@@ -213,7 +215,10 @@ impl IterationRecord {
     }
 }
 
-/// Bytes that `node` received over all its NICs and that were let pass.
+/// Bytes that `node` received over all its data NICs and that were let pass.
 pub fn rx_bytes(counters: &NodeCounters, node: &str) -> u64 {
-    counters.get(node).map_or(0, |nics| nics.values().map(|nic| nic.passed_rx_bytes).sum())
+    let data = |nics: &BTreeMap<String, NicCounters>| {
+        nics.iter().filter(|(nic, _)| *nic != MANAGEMENT_NIC).map(|(_, counters)| counters.passed_rx_bytes).sum()
+    };
+    counters.get(node).map_or(0, data)
 }

@@ -1,9 +1,232 @@
-//! The checks themselves.
+//! Checks of elements, of byte and event counters, and of what the ranks believe.
 
-use super::CheckResult;
-use super::record::RunRecord;
-use crate::suite::Suite;
+use std::collections::BTreeSet;
 
-pub(super) fn all(_suite: &Suite, _record: &RunRecord) -> Vec<CheckResult> {
-    Vec::new()
+use r2cc_inject::fault::{Fault, Kind};
+
+use super::figures;
+use super::record::{FaultRecord, FaultViewEntry, IterationRecord, RunRecord};
+use super::{CheckClass, CheckResult};
+use crate::suite::{Suite, effect};
+
+/// How far the NICs of a healthy node may be from equal shares, relative.
+const HEALTHY_SHARE_WITHIN: f64 = 0.02;
+
+/// Every element of every rank and iteration, and that there is one result for each.
+pub(super) fn elements(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
+    let all = || record.baseline.iter().chain(&record.iterations);
+    let wrong: u64 = all().map(|iteration| iteration.wrong_elements).sum();
+    let mut exact = CheckResult::new("elements", CheckClass::Elements, "wrong elements").judged(wrong == 0, 0, wrong);
+    let first_wrong = |label: &str, iterations: &[IterationRecord]| {
+        let iteration = iterations.iter().find(|iteration| iteration.wrong_elements > 0)?;
+        let mut words = format!("{label} {}: {} wrong", iteration.index, iteration.wrong_elements);
+        if let Some(first) = &iteration.first_wrong {
+            words.push_str(&format!(
+                ", first on rank {}, element {}: expected {}, found {}",
+                first.rank, first.element, first.expected, first.actual
+            ));
+        }
+        Some(words)
+    };
+    exact.detail =
+        first_wrong("baseline iteration", &record.baseline).or_else(|| first_wrong("iteration", &record.iterations));
+
+    let ranks = u64::from(suite.cluster.nodes) * u64::from(record.ranks_per_node);
+    let each = record.bytes / suite.workload.dtype.size_bytes() * ranks;
+    let short = all().filter(|iteration| iteration.checked_elements != each).count();
+    let done = record.iterations.len();
+    let asked = suite.workload.iterations as usize;
+    let counted = CheckResult::new("elements_checked", CheckClass::Counters, "elements x iterations").judged(
+        short == 0 && done == asked && each > 0,
+        format!("{each} x {asked}"),
+        match all().find(|iteration| iteration.checked_elements != each) {
+            Some(first) => format!("{} in iteration {}", first.checked_elements, first.index),
+            None => format!("{each} x {done}"),
+        },
+    );
+    vec![exact, counted]
+}
+
+/// Shares of NICs, bytes of nodes, events of the transport, and fault views.
+pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
+    let mut results = vec![healthy_nic_shares(suite, record)];
+    results.extend(survivors_share(suite, record));
+    results.extend(node_bytes(suite, record));
+    let checks = &suite.checks;
+    let transport = &record.transport;
+    let mut at_most = |name: &str, unit: &str, most: Option<u64>, actual: u64| {
+        if let Some(most) = most {
+            let result = CheckResult::new(name, CheckClass::Counters, unit);
+            results.push(result.judged(actual <= most, format!("at most {most}"), actual));
+        }
+    };
+    at_most(
+        "readmissions_at_most",
+        "readmissions",
+        checks.readmissions_at_most.map(u64::from),
+        u64::from(transport.readmissions),
+    );
+    at_most("paths_failed_at_most", "paths", checks.paths_failed_at_most, transport.paths_failed);
+    at_most("paths_down_at_end_at_most", "paths", checks.paths_down_at_end_at_most, transport.paths_down_at_end);
+    if let Some(most) = checks.replayed_at_most {
+        let result = CheckResult::new("replayed_at_most", CheckClass::Counters, "of the payload");
+        let expected = format!("at most {most}");
+        results.push(if transport.payload_bytes == 0 {
+            result.unknown(expected, "no payload was counted")
+        } else {
+            let share = transport.replayed_bytes as f64 / transport.payload_bytes as f64;
+            result.judged(share <= most.0, expected, format!("{:.3}%", share * 100.0))
+        });
+    }
+    results.extend(fault_view(suite, record));
+    results
+}
+
+fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {
+    let result = CheckResult::new("healthy_nic_shares", CheckClass::Counters, "of the node's bytes");
+    let equal = 1.0 / suite.cluster.nics.len().max(1) as f64;
+    let expected = format!("{equal:.3} within 2%");
+    let mut worst: Option<Share> = None;
+    for node in suite.node_names() {
+        for share in shares(&record.baseline, &node, &suite.cluster.nics) {
+            if worst.as_ref().is_none_or(|worst| share.off(equal) > worst.off(equal)) {
+                worst = Some(share);
+            }
+        }
+    }
+    match worst {
+        Some(share) if share.value.is_finite() => result
+            .judged(share.off(equal) <= HEALTHY_SHARE_WITHIN + ROUNDING, expected, format!("{:.4}", share.value))
+            .because(format!("furthest from equal: {}", share.place)),
+        _ => result.unknown(expected, "the baseline has no counters"),
+    }
+}
+
+/// Slack for the binary representation of decimal limits.
+pub(super) const ROUNDING: f64 = 1e-9;
+
+/// Share of one NIC in what its node received.
+struct Share {
+    place: String,
+    value: f64,
+}
+
+impl Share {
+    /// Relative distance from `expected`.
+    fn off(&self, expected: f64) -> f64 {
+        let off = (self.value / expected - 1.0).abs();
+        if off.is_nan() { f64::INFINITY } else { off }
+    }
+}
+
+/// Shares of `nics` in what `node` received in `iterations` together.
+fn shares(iterations: &[IterationRecord], node: &str, nics: &[String]) -> Vec<Share> {
+    let total: u64 = iterations.iter().map(|iteration| iteration.node_rx_bytes(node)).sum();
+    nics.iter()
+        .map(|nic| {
+            let bytes: u64 = iterations
+                .iter()
+                .filter_map(|iteration| iteration.nics.get(node)?.get(nic))
+                .map(|counters| counters.passed_rx_bytes)
+                .sum();
+            Share { place: format!("{node}/{nic}"), value: bytes as f64 / total as f64 }
+        })
+        .collect()
+}
+
+fn survivors_share(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
+    let near = suite.checks.survivors_share?;
+    let result = CheckResult::new("survivors_share", CheckClass::Counters, "of the node's bytes");
+    let expected = format!("{} within {}", near.value, near.within);
+    let mut worst: Option<(Share, u32)> = None;
+    for node in suite.node_names() {
+        let dead = effect::dead_nics(suite, &node);
+        if dead.is_empty() {
+            continue;
+        }
+        let left: Vec<String> = suite.cluster.nics.iter().filter(|nic| !dead.contains(*nic)).cloned().collect();
+        let Some(last_cut) = last_cut(suite, record, &node) else {
+            continue;
+        };
+        for iteration in figures::degraded(record, last_cut) {
+            for share in shares(std::slice::from_ref(iteration), &node, &left) {
+                if worst.as_ref().is_none_or(|(worst, _)| share.off(near.value) > worst.off(near.value)) {
+                    worst = Some((share, iteration.index));
+                }
+            }
+        }
+    }
+    Some(match worst {
+        Some((share, index)) => result
+            .judged(share.off(near.value) <= near.within.0 + ROUNDING, expected, format!("{:.4}", share.value))
+            .because(format!("furthest off: {} in iteration {index}", share.place)),
+        None => result.unknown(expected, "no whole iteration ran under the fault"),
+    })
+}
+
+/// The last fault that took a NIC of `node` out of service.
+fn last_cut<'a>(suite: &Suite, record: &'a RunRecord, node: &str) -> Option<&'a FaultRecord> {
+    let cuts = |fault: &Fault| {
+        matches!(fault.kind, Kind::Drop | Kind::LinkDown) && effect::rail_index(suite, fault, node).is_some()
+    };
+    suite
+        .faults
+        .iter()
+        .zip(&record.faults)
+        .filter(|(fault, fired)| cuts(fault) && fired.iteration.is_some())
+        .map(|(_, fired)| fired)
+        .max_by_key(|fired| fired.iteration)
+}
+
+fn node_bytes(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
+    let rules = suite.checks.node_bytes.iter();
+    rules
+        .map(|rule| {
+            let name = format!("node_bytes {} {}", rule.node, rule.iterations);
+            let result = CheckResult::new(name, CheckClass::Counters, "x its healthy bytes");
+            let expected = format!("{} within {}", rule.value, rule.within);
+            let healthy = figures::healthy_rx_bytes(record, &rule.node).filter(|bytes| *bytes > 0.0);
+            let Some(healthy) = healthy else {
+                return result.unknown(expected, "the baseline has no counters");
+            };
+            let worst = record
+                .iterations
+                .iter()
+                .filter(|iteration| rule.iterations.contains(iteration.index))
+                .map(|iteration| (iteration.node_rx_bytes(&rule.node) as f64 / healthy, iteration.index))
+                .max_by(|a, b| (a.0 / rule.value - 1.0).abs().total_cmp(&(b.0 / rule.value - 1.0).abs()));
+            match worst {
+                Some((ratio, index)) => {
+                    let holds = (ratio / rule.value - 1.0).abs() <= rule.within.0 + ROUNDING;
+                    result
+                        .judged(holds, expected, format!("{ratio:.4}"))
+                        .because(format!("furthest off: iteration {index}"))
+                }
+                None => result.unknown(expected, "none of these iterations ran"),
+            }
+        })
+        .collect()
+}
+
+fn fault_view(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
+    let places = suite.checks.fault_view.as_ref()?;
+    let expected: BTreeSet<String> = places.iter().cloned().collect();
+    let words = |places: &BTreeSet<String>| match places.len() {
+        0 => "nothing".to_string(),
+        _ => places.iter().cloned().collect::<Vec<_>>().join(", "),
+    };
+    let ranks = suite.cluster.nodes * record.ranks_per_node;
+    let result = CheckResult::new("fault_view", CheckClass::View, "named by every rank");
+    for rank in 0..ranks {
+        let Some(entries) = record.fault_view.get(&rank) else {
+            let actual = format!("rank {rank} left no view");
+            return Some(result.judged(false, words(&expected), actual));
+        };
+        let named: BTreeSet<String> = entries.iter().map(FaultViewEntry::place).collect();
+        if named != expected {
+            let actual = format!("rank {rank} names {}", words(&named));
+            return Some(result.judged(false, words(&expected), actual));
+        }
+    }
+    Some(result.judged(ranks > 0, words(&expected), words(&expected)))
 }

@@ -6,10 +6,20 @@
 
 mod event;
 mod exit;
+mod folder;
+mod junit;
+mod reference;
 mod summary;
+#[cfg(test)]
+mod tests;
+mod text;
 
 pub use event::{EVENT_VERSION, Event, EventLine};
 pub use exit::{ExitCode, Verdict, judge};
+pub use folder::{EventLog, FolderError, ResultsFolder};
+pub use junit::junit;
+pub use reference::{Reference, ReferenceError, ReferenceFault};
 pub use summary::{
     BaselineSummary, ClusterSummary, FaultSummary, IterationSummary, RunContext, SUMMARY_VERSION, Summary,
 };
+pub use text::{Paint, baseline_line, check_lines, fault_lines, iteration_table, repair_lines, run_text, verdict_line};

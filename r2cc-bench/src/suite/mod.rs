@@ -1,10 +1,24 @@
 //! Suite files: what an experiment is, read from YAML and judged before anything runs.
 //!
 //! Owns the schema (version 1), its errors with line, column and suggestion, and the plan
-//! that a suite implies. Never touches a cluster or needs a right. Start at [`Suite`].
+//! that a suite implies. Never touches a cluster or needs a right. Start at [`Suite`] and
+//! [`Suite::load`].
 
+pub(crate) mod effect;
+mod error;
+mod judge;
+mod load;
 mod model;
+mod plan;
+mod read;
+#[cfg(test)]
+mod tests;
+mod tree;
 mod values;
 
+pub use error::{Problem, SuiteError};
+pub use judge::MANAGEMENT_NIC;
+pub use load::{Listed, MODELINE, list, schema};
 pub use model::*;
+pub use plan::plan;
 pub use values::{BitRate, Bytes, IterationRange, Percent, ValueError};

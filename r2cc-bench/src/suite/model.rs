@@ -4,9 +4,9 @@
 //! is written for the author of a suite. Reading and judging a file is `read`'s work,
 //! the figures a suite implies are `plan`'s.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
+use r2cc_inject::fault::Fault;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct Suite {
     /// The machines: how many nodes, ranks and NICs, and how they are wired.
     pub cluster: ClusterSpec,
     /// Sizes and rates; the backend (host, nccl) or the cluster (ssh) in use picks its row.
-    pub scale: BTreeMap<ScaleRow, Scale>,
+    pub scale: Scales,
     /// What the ranks do.
     pub workload: WorkloadSpec,
     /// How the library under test is set.
@@ -33,7 +33,7 @@ pub struct Suite {
     pub library: LibrarySpec,
     /// The faults, each as `KIND[:ARG]@NODE/NIC[/rx|/tx] from WHEN for HOW-LONG`.
     #[serde(default)]
-    pub faults: Vec<FaultText>,
+    pub faults: Vec<Fault>,
     /// What must hold. Some checks hold without being asked for: see suites/README.md.
     #[serde(default)]
     pub checks: Checks,
@@ -44,9 +44,6 @@ pub struct Suite {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
-
-/// A fault in its printable form.
-pub type FaultText = String;
 
 /// The machines of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -93,8 +90,7 @@ pub enum Fabric {
 }
 
 /// Names the row of `scale` that applies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScaleRow {
     /// The native engine on host memory.
     Host,
@@ -102,6 +98,35 @@ pub enum ScaleRow {
     Nccl,
     /// A cluster of real hosts.
     Ssh,
+}
+
+impl ScaleRow {
+    /// All rows, in the order they are shown.
+    pub const ALL: [Self; 3] = [Self::Host, Self::Nccl, Self::Ssh];
+
+    /// The key of the row in `scale`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Nccl => "nccl",
+            Self::Ssh => "ssh",
+        }
+    }
+}
+
+/// Sizes and rates of each backend or cluster; the one in use picks its row.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scales {
+    /// The native engine on host memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Scale>,
+    /// NCCL on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nccl: Option<Scale>,
+    /// A cluster of real hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<Scale>,
 }
 
 /// Sizes and rates of one row.
@@ -345,6 +370,9 @@ pub struct Checks {
     /// Replayed bytes over payload bytes, all ranks together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replayed_at_most: Option<Percent>,
+    /// Bytes a node receives over what it received in a healthy iteration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node_bytes: Vec<NodeBytes>,
     /// What every rank's fault view names, at its fullest: `node-1/mlx5_2` or `rail-2`; an empty list: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_view: Option<Vec<String>>,
@@ -370,6 +398,7 @@ impl Default for Checks {
             paths_failed_at_most: None,
             paths_down_at_end_at_most: None,
             replayed_at_most: None,
+            node_bytes: Vec::new(),
             fault_view: None,
             baseline_over_t0: baseline_over_t0(),
         }
@@ -390,6 +419,20 @@ pub enum ElementCheck {
 #[serde(deny_unknown_fields)]
 pub struct Near {
     /// The expected value.
+    pub value: f64,
+    /// Tolerance, relative to the value.
+    pub within: Percent,
+}
+
+/// Bytes that one node receives over those of its healthy iterations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeBytes {
+    /// The node.
+    pub node: String,
+    /// The iterations the rule holds for: `4-10`.
+    pub iterations: IterationRange,
+    /// The expected ratio.
     pub value: f64,
     /// Tolerance, relative to the value.
     pub within: Percent,
@@ -494,7 +537,11 @@ impl Suite {
 
     /// The row of `scale` that applies, if the suite has it.
     pub fn scale(&self, row: ScaleRow) -> Option<&Scale> {
-        self.scale.get(&row)
+        match row {
+            ScaleRow::Host => self.scale.host.as_ref(),
+            ScaleRow::Nccl => self.scale.nccl.as_ref(),
+            ScaleRow::Ssh => self.scale.ssh.as_ref(),
+        }
     }
 
     /// Ranks on each node under `row`.

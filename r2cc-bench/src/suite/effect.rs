@@ -1,0 +1,186 @@
+//! What a suite's faults should do to its times, by the formulas of the cost model.
+//!
+//! Pure arithmetic on the suite as written; used to print a plan and to refuse checks that
+//! cannot hold, never to judge a run.
+
+use std::collections::BTreeSet;
+
+use r2cc_inject::fault::{Fault, Kind, Trigger, Until};
+
+use super::model::{AfterRepair, Fabric, Mode, ScaleRow, Suite};
+
+/// Chunks of the R2CC-AllReduce's second stage, K, unless set otherwise.
+const STAGE2_CHUNKS: f64 = 4.0;
+
+/// Rows in the order in which one stands for the suite.
+fn first_row(suite: &Suite) -> Option<ScaleRow> {
+    ScaleRow::ALL.into_iter().find(|row| suite.scale(*row).is_some())
+}
+
+/// Rate of a NIC in the first row that shapes it.
+pub(super) fn nic_rate(suite: &Suite) -> Option<u64> {
+    ScaleRow::ALL.into_iter().filter_map(|row| suite.scale(row)?.nic_rate).map(|rate| rate.0).next()
+}
+
+/// Payload bytes that a node receives in a flat-ring AllReduce: 2(P-1)/P x D.
+pub(super) fn node_bytes(suite: &Suite, row: ScaleRow) -> Option<f64> {
+    let ranks = f64::from(suite.ranks(row));
+    Some(2.0 * (ranks - 1.0) / ranks * suite.scale(row)?.bytes.0 as f64)
+}
+
+/// Payload bytes that one port receives in a healthy collective, in the suite's first row.
+pub(super) fn port_bytes(suite: &Suite) -> Option<u64> {
+    let nics = suite.cluster.nics.len().max(1) as f64;
+    Some((node_bytes(suite, first_row(suite)?)? / nics) as u64)
+}
+
+/// T0 in seconds at the line rate of all NICs; `None` where NICs run as they are.
+pub(super) fn t0_seconds(suite: &Suite, row: ScaleRow) -> Option<f64> {
+    let rate = suite.scale(row)?.nic_rate?.0 as f64 * suite.cluster.nics.len() as f64;
+    Some(node_bytes(suite, row)? * 8.0 / rate)
+}
+
+/// The call at which a fault begins, where it is placed by position.
+pub(crate) fn begin_call(fault: &Fault) -> Option<u64> {
+    match &fault.from {
+        Trigger::Position(position) => Some(position.n),
+        Trigger::Now | Trigger::After(_) => None,
+    }
+}
+
+/// NICs of `node` that some fault of the suite takes out of service.
+pub(crate) fn dead_nics(suite: &Suite, node: &str) -> BTreeSet<String> {
+    let nics = &suite.cluster.nics;
+    suite
+        .faults
+        .iter()
+        .filter(|fault| matches!(fault.kind, Kind::Drop | Kind::LinkDown))
+        .filter_map(|fault| rail_index(suite, fault, node))
+        .map(|rail| nics[rail].clone())
+        .collect()
+}
+
+/// Position of the NIC of `node` that `fault` acts on.
+pub(crate) fn rail_index(suite: &Suite, fault: &Fault, node: &str) -> Option<usize> {
+    let mut nics = suite.cluster.nics.iter().enumerate();
+    if fault.target.is_rail() {
+        nics.find(|(rail, _)| Suite::rail_name(*rail) == fault.target.nic)
+    } else if fault.target.node == node {
+        nics.find(|(_, nic)| **nic == fault.target.nic)
+    } else {
+        None
+    }
+    .map(|(rail, _)| rail)
+}
+
+/// Part of its rate that a NIC keeps under `fault`, at best or at worst: a flap may leave it
+/// in or out of service, and so may a loss that TCP does not make up for.
+fn kept(suite: &Suite, fault: &Fault, at_best: bool) -> f64 {
+    match &fault.kind {
+        // A path with one dead direction counts as failed, so the direction is no matter.
+        Kind::Drop | Kind::LinkDown => 0.0,
+        Kind::Loss { .. } | Kind::Flap { .. } => f64::from(u8::from(at_best)),
+        Kind::Rate { bits_per_second } => {
+            nic_rate(suite).map_or(1.0, |full| (*bits_per_second as f64 / full as f64).min(1.0))
+        }
+    }
+}
+
+/// Time of an iteration under `faults`, relative to the healthy flat ring, when the load is
+/// spread over all NICs that are left; infinite when two nodes no longer reach each other.
+///
+/// On rails the worst ring edge decides, B / common(i, j); else the worst node, B / b_i.
+pub(super) fn balance_factor(suite: &Suite, faults: &[&Fault], at_best: bool) -> f64 {
+    let nics = suite.cluster.nics.len();
+    let left: Vec<Vec<f64>> = suite
+        .node_names()
+        .iter()
+        .map(|node| {
+            let mut rates = vec![1.0; nics];
+            for fault in faults {
+                if let Some(rail) = rail_index(suite, fault, node) {
+                    rates[rail] = f64::min(rates[rail], kept(suite, fault, at_best));
+                }
+            }
+            rates
+        })
+        .collect();
+    let edge = |i: usize, j: usize| -> f64 {
+        let common: f64 = match suite.cluster.fabric {
+            Fabric::Rails => left[i].iter().zip(&left[j]).map(|(a, b)| a.min(*b)).sum(),
+            Fabric::Any => left[i].iter().sum::<f64>().min(left[j].iter().sum()),
+        };
+        nics as f64 / common
+    };
+    (0..left.len()).map(|i| edge(i, (i + 1) % left.len())).fold(1.0, f64::max)
+}
+
+/// Time relative to the healthy flat ring once the schedule has changed; `None` when the
+/// suite's library keeps the schedule, or the formula does not cover the faults.
+pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Option<(&'static str, f64)> {
+    let ranks = f64::from(suite.ranks(row));
+    let nodes = f64::from(suite.cluster.nodes);
+    let ring = 2.0 * (ranks - 1.0) / ranks;
+    let schedule = suite.library.after_repair.or(match suite.library.mode {
+        Mode::R2ccAllreduce => Some(AfterRepair::R2ccAllreduce),
+        Mode::Weighted => Some(AfterRepair::Weighted),
+        _ => None,
+    })?;
+    // With one weak node, 1/(1-X) is Balance's factor.
+    let lost = 1.0 - 1.0 / balance;
+    match schedule {
+        AfterRepair::Balance => None,
+        AfterRepair::R2ccAllreduce => {
+            Some(("R2CC-AllReduce, K = 4", 1.0 + lost / ((1.0 - lost) * ring) * (1.0 + 1.0 / STAGE2_CHUNKS)))
+        }
+        AfterRepair::Weighted => {
+            let weak = 1.0 / (1.0 - lost);
+            let all = 2.0 * (nodes - 1.0) / (nodes - lost);
+            Some(("Weighted", weak.max(all) / ring))
+        }
+    }
+}
+
+/// How the faults partition the iterations: for each stretch, the faults in force throughout.
+pub(super) fn stretches(suite: &Suite) -> Vec<(u32, u32, Vec<&Fault>)> {
+    let last = u64::from(suite.workload.iterations);
+    let whole = |fault: &Fault| -> (u64, u64) {
+        let first = match &fault.from {
+            // Where it begins inside a call, the first whole iteration is the next.
+            Trigger::Position(position) => position.n + 1,
+            Trigger::Now => 1,
+            Trigger::After(_) => return (1, 0),
+        };
+        match &fault.until {
+            Until::Run => (first, last),
+            Until::Call { n, .. } => (first, n - 1),
+            Until::For(_) => (first, 0),
+        }
+    };
+    let mut stretches: Vec<(u32, u32, Vec<&Fault>)> = Vec::new();
+    for index in 1..=suite.workload.iterations {
+        let at = u64::from(index);
+        let partly = suite
+            .faults
+            .iter()
+            .any(|fault| begin_call(fault) == Some(at) || matches!(&fault.until, Until::Call { n, .. } if *n == at));
+        let in_force: Vec<&Fault> =
+            suite.faults.iter().filter(|fault| (whole(fault).0..=whole(fault).1).contains(&at)).collect();
+        match stretches.last_mut() {
+            _ if partly => stretches.push((index, 0, in_force)),
+            Some((_, end, faults)) if *end + 1 == index && *faults == in_force => *end = index,
+            _ => stretches.push((index, index, in_force)),
+        }
+    }
+    stretches
+}
+
+/// Time of an iteration when one NIC carries its own load and that of every dead NIC of its
+/// node: 1 + the most NICs a node lost.
+pub(super) fn one_backup_factor(suite: &Suite, faults: &[&Fault]) -> f64 {
+    let lost = suite.node_names().into_iter().map(|node| {
+        let dead: BTreeSet<usize> = faults.iter().filter_map(|fault| rail_index(suite, fault, &node)).collect();
+        dead.len()
+    });
+    1.0 + lost.max().unwrap_or(0) as f64
+}

@@ -1,0 +1,351 @@
+//! What a well-formed suite may still get wrong: names, sizes, iterations and checks that
+//! do not fit each other.
+//!
+//! Pure; collects every problem with the place of the key to blame. Whether a machine can
+//! run the suite is not asked here.
+
+use r2cc_inject::fault::{At, Fault, Kind, Offset, Op as FaultOp, Target, Trigger, Until};
+
+use super::effect;
+use super::error::{Problem, nearest};
+use super::model::{Fabric, Mode, ScaleRow, Suite, Sync, WorkloadKind};
+use super::tree::{Content, Node};
+use super::values::IterationRange;
+
+/// The interface for rendezvous, bootstrap and ssh; every node has it beside its NICs.
+pub const MANAGEMENT_NIC: &str = "mgmt0";
+
+/// Longest name that Linux takes for an interface.
+const INTERFACE_NAME_MAX: usize = 15;
+
+pub(super) fn problems(suite: &Suite, root: &Node, source: &str) -> Vec<Problem> {
+    let mut judge = Judge { suite, root, source, problems: Vec::new() };
+    judge.identity();
+    judge.cluster();
+    judge.scales();
+    judge.library();
+    for (position, fault) in suite.faults.iter().enumerate() {
+        judge.fault(&position.to_string(), fault);
+    }
+    judge.checks_that_need_a_fault();
+    judge.time_ratios();
+    judge.node_bytes();
+    judge.fault_view();
+    judge.survivors_share();
+    judge.problems
+}
+
+struct Judge<'a> {
+    suite: &'a Suite,
+    root: &'a Node,
+    source: &'a str,
+    problems: Vec<Problem>,
+}
+
+impl Judge<'_> {
+    fn say(&mut self, steps: &[&str], what: impl Into<String>, hint: impl Into<String>) {
+        let at = self.root.find(steps).at;
+        self.problems.push(Problem::at(at, self.source, what).hint(hint));
+    }
+
+    fn identity(&mut self) {
+        if self.suite.version != 1 {
+            let what = format!("version {} is not known", self.suite.version);
+            self.say(&["version"], what, "this build reads version 1");
+        }
+        let name = &self.suite.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
+            let what = format!("`{name}` cannot name a results folder");
+            self.say(&["name"], what, "use letters, digits, `-`, `_` and `.`");
+        }
+    }
+
+    fn cluster(&mut self) {
+        let nics = &self.suite.cluster.nics;
+        if nics.is_empty() {
+            self.say(&["cluster", "nics"], "a node needs at least one NIC", "for example [mlx5_0, mlx5_2, mlx5_3]");
+        }
+        for (position, nic) in nics.iter().enumerate() {
+            let step = position.to_string();
+            let at = ["cluster", "nics", step.as_str()];
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if nic.is_empty() || nic.len() > INTERFACE_NAME_MAX || !nic.chars().all(plain) {
+                let what = format!("`{nic}` cannot name an interface");
+                self.say(&at, what, format!("at most {INTERFACE_NAME_MAX} letters, digits, `-`, `_` and `.`"));
+            } else if nic == MANAGEMENT_NIC {
+                self.say(&at, format!("`{nic}` is the management interface of every node"), "name only data NICs");
+            } else if nics[..position].contains(nic) {
+                self.say(&at, format!("NIC `{nic}` is listed twice"), "each NIC of a node has its own name");
+            }
+        }
+    }
+
+    fn scales(&mut self) {
+        let suite = self.suite;
+        if ScaleRow::ALL.into_iter().all(|row| suite.scale(row).is_none()) {
+            self.say(&["scale"], "no backend has a size", "for example host: {bytes: 64MiB, nic_rate: 200Mbit}");
+        }
+        let element = suite.workload.dtype.size_bytes();
+        for row in ScaleRow::ALL {
+            let Some(scale) = suite.scale(row) else {
+                continue;
+            };
+            let rest = scale.bytes.0 % element;
+            if rest != 0 {
+                let what = format!("{} bytes are not a whole number of {}", scale.bytes.0, suite.workload.dtype.name());
+                let hint = format!(
+                    "an element has {element} bytes: use {} or {}",
+                    scale.bytes.0 - rest,
+                    scale.bytes.0 - rest + element
+                );
+                self.say(&["scale", row.name(), "bytes"], what, hint);
+            } else if scale.bytes.0 / element < u64::from(suite.ranks(row)) {
+                let what = format!("{} elements are fewer than {} ranks", scale.bytes.0 / element, suite.ranks(row));
+                self.say(&["scale", row.name(), "bytes"], what, "each rank reduces at least one element");
+            }
+            if scale.ranks_per_node == Some(0) {
+                self.say(
+                    &["scale", row.name(), "ranks_per_node"],
+                    "a node without ranks has nothing to do",
+                    "at least 1",
+                );
+            }
+        }
+    }
+
+    fn library(&mut self) {
+        let library = &self.suite.library;
+        let repairs = matches!(library.mode, Mode::Balance | Mode::R2ccAllreduce | Mode::Weighted);
+        if library.after_repair.is_some() && !repairs {
+            self.say(
+                &["library", "after_repair"],
+                "this mode never changes its schedule",
+                "after_repair needs mode balance, r2cc-allreduce or weighted",
+            );
+        }
+    }
+
+    fn fault(&mut self, position: &str, fault: &Fault) {
+        let at = ["faults", position];
+        self.target(&at, &fault.target);
+        if let (Kind::Rate { bits_per_second }, Some(full)) = (&fault.kind, effect::nic_rate(self.suite))
+            && *bits_per_second >= full
+        {
+            let what = format!("rate {bits_per_second} bit/s does not slow a NIC of {full} bit/s");
+            self.say(&at, what, "give a rate below scale.nic_rate");
+        }
+        let begin = match &fault.from {
+            Trigger::Position(begin) => begin,
+            Trigger::Now | Trigger::After(_) => {
+                if let Until::Call { op, n } = &fault.until {
+                    self.iteration(&at, *op, *n, "ends");
+                }
+                return;
+            }
+        };
+        self.iteration(&at, begin.op, begin.n, "begins");
+        if begin.at == At::Call && self.suite.workload.sync != Sync::Each {
+            let hint = "set workload.sync: each, or place the fault `at wire`";
+            self.say(&at, "a fault placed by call is exact only when ranks wait for each other", hint);
+        }
+        match begin.offset {
+            Offset::MilliPercent(share) if share >= 100_000 => {
+                self.say(
+                    &at,
+                    "at 100 % and more of its bytes the collective is over",
+                    "place the fault before its end",
+                );
+            }
+            Offset::Bytes(bytes) => {
+                let most = effect::port_bytes(self.suite);
+                if let Some(most) = most.filter(|most| bytes >= *most) {
+                    let what = format!("the port receives about {most} bytes a collective, fewer than {bytes}");
+                    self.say(&at, what, "place the fault before the collective's end");
+                }
+            }
+            Offset::Start | Offset::MilliPercent(_) => {}
+        }
+        if let Until::Call { op, n } = &fault.until {
+            self.iteration(&at, *op, *n, "ends");
+            if *n <= begin.n {
+                let what = format!("the fault ends at call {n} and begins at call {}", begin.n);
+                self.say(&at, what, "`until OP#N` names a later call");
+            }
+        }
+    }
+
+    fn target(&mut self, at: &[&str], target: &Target) {
+        let cluster = &self.suite.cluster;
+        if target.is_rail() {
+            let rails: Vec<String> = (0..cluster.nics.len()).map(Suite::rail_name).collect();
+            if cluster.fabric == Fabric::Any {
+                let what = "a fabric where every NIC reaches every other has no rails to cut";
+                self.say(at, what, "set cluster.fabric: rails, or name a NIC of a node");
+            } else if !rails.contains(&target.nic) {
+                let what = format!("the switch has no rail `{}`", target.nic);
+                self.say(at, what, suggestion(&target.nic, &rails));
+            }
+            return;
+        }
+        let nodes = self.suite.node_names();
+        if !nodes.contains(&target.node) {
+            let mut known = nodes;
+            known.push(Target::SWITCH.to_string());
+            let hint = suggestion(&target.node, &known);
+            self.say(at, format!("there is no node `{}`", target.node), hint);
+        }
+        let mut nics = cluster.nics.clone();
+        nics.push(MANAGEMENT_NIC.to_string());
+        if !nics.contains(&target.nic) {
+            let hint = suggestion(&target.nic, &nics);
+            self.say(at, format!("nodes have no NIC `{}`", target.nic), hint);
+        }
+    }
+
+    fn iteration(&mut self, at: &[&str], op: FaultOp, n: u64, verb: &str) {
+        let workload = &self.suite.workload;
+        let called = match workload.kind {
+            WorkloadKind::AllreduceLoop | WorkloadKind::Perf | WorkloadKind::Ddp => FaultOp::AllReduce,
+            WorkloadKind::CudaGraph => FaultOp::GraphLaunch,
+        };
+        if op != called {
+            let what = format!("the workload never calls {op}");
+            self.say(at, what, format!("it calls {called}"));
+        } else if n == 0 || n > u64::from(workload.iterations) {
+            let what =
+                format!("the fault {verb} at call {n}, and the workload has iterations 1 to {}", workload.iterations);
+            self.say(at, what, "calls are counted from the first measured iteration");
+        }
+    }
+
+    fn checks_that_need_a_fault(&mut self) {
+        let checks = &self.suite.checks;
+        let asked = [
+            ("cut_iteration", checks.cut_iteration.is_some()),
+            ("survivors_share", checks.survivors_share.is_some()),
+            ("hit_over_ideal_ms", checks.hit_over_ideal_ms.is_some()),
+            ("detection_ms", checks.detection_ms.is_some()),
+        ];
+        for (key, _) in asked.into_iter().filter(|(_, asked)| *asked && self.suite.faults.is_empty()) {
+            self.say(
+                &["checks", key],
+                format!("`{key}` needs a fault, and the suite has none"),
+                "add one to `faults`, or drop the check",
+            );
+        }
+        let named: Vec<u64> = self.suite.faults.iter().filter_map(effect::begin_call).collect();
+        if let Some(asked) = checks.cut_iteration.filter(|_| !self.suite.faults.is_empty()) {
+            if asked == 0 || asked > self.suite.workload.iterations {
+                let what = format!("there is no iteration {asked}");
+                self.say(
+                    &["checks", "cut_iteration"],
+                    what,
+                    format!("iterations are 1 to {}", self.suite.workload.iterations),
+                );
+            } else if let Some(other) = named.iter().find(|n| **n != u64::from(asked)) {
+                let what = format!("a fault is placed in iteration {other}, not in {asked}");
+                self.say(
+                    &["checks", "cut_iteration"],
+                    what,
+                    "leave the key out to expect each fault where it is placed",
+                );
+            }
+        }
+        if checks.baseline_over_t0 < 1.0 {
+            self.say(&["checks", "baseline_over_t0"], "no ring is faster than T0", "at least 1.0; the default is 1.06");
+        }
+    }
+
+    fn range(&mut self, steps: &[&str], range: IterationRange) {
+        let last = self.suite.workload.iterations;
+        if range.last > last {
+            self.say(
+                steps,
+                format!("iterations {range} reach beyond the workload's {last}"),
+                format!("at most {last}"),
+            );
+        }
+    }
+
+    fn time_ratios(&mut self) {
+        let is_list = matches!(self.root.find(&["checks", "time_ratio"]).content, Content::List(_));
+        for (position, rule) in self.suite.checks.time_ratio.0.iter().enumerate() {
+            let step = position.to_string();
+            let mut at = vec!["checks", "time_ratio"];
+            if is_list {
+                at.push(&step);
+            }
+            let fits =
+                matches!((rule.value, rule.within, rule.at_most), (Some(_), Some(_), None) | (None, None, Some(_)));
+            if !fits {
+                let what = "a time ratio has either `value` and `within`, or `at_most`";
+                self.say(&at, what, "for example {iterations: 4-10, value: 1.5, within: 2%}");
+            }
+            if rule.value.or(rule.at_most).is_some_and(|ratio| ratio <= 0.0) {
+                self.say(&at, "a time ratio is above zero", "1.0 is the speed of the baseline");
+            }
+            at.push("iterations");
+            self.range(&at, rule.iterations);
+        }
+    }
+
+    fn node_bytes(&mut self) {
+        let nodes = self.suite.node_names();
+        for (position, rule) in self.suite.checks.node_bytes.iter().enumerate() {
+            let step = position.to_string();
+            self.range(&["checks", "node_bytes", &step, "iterations"], rule.iterations);
+            if !nodes.contains(&rule.node) {
+                let hint = suggestion(&rule.node, &nodes);
+                self.say(&["checks", "node_bytes", &step, "node"], format!("there is no node `{}`", rule.node), hint);
+            }
+        }
+    }
+
+    fn fault_view(&mut self) {
+        let cluster = &self.suite.cluster;
+        let mut places: Vec<String> = (0..cluster.nics.len()).map(Suite::rail_name).collect();
+        for node in self.suite.node_names() {
+            places.extend(cluster.nics.iter().map(|nic| format!("{node}/{nic}")));
+        }
+        for (position, place) in self.suite.checks.fault_view.iter().flatten().enumerate() {
+            if !places.contains(place) {
+                let known: Vec<&str> = places.iter().map(String::as_str).collect();
+                let hint = match nearest(place, &known) {
+                    Some(close) => format!("did you mean `{close}`?"),
+                    None => "a place is NODE/NIC or a rail, as in `node-1/mlx5_2` or `rail-2`".to_string(),
+                };
+                let what = format!("there is no `{place}` to name");
+                self.say(&["checks", "fault_view", &position.to_string()], what, hint);
+            }
+        }
+    }
+
+    fn survivors_share(&mut self) {
+        let Some(share) = self.suite.checks.survivors_share else {
+            return;
+        };
+        for node in self.suite.node_names() {
+            let nics = self.suite.cluster.nics.len();
+            let left = nics - effect::dead_nics(self.suite, &node).len();
+            if left == nics || left == 0 {
+                continue;
+            }
+            let equal = 1.0 / left as f64;
+            if (equal / share.value - 1.0).abs() > share.within.0 {
+                let what =
+                    format!("{left} of {nics} NICs survive on {node}, so each carries {equal:.3}, not {}", share.value);
+                self.say(&["checks", "survivors_share"], what, format!("value: {equal:.3}"));
+                return;
+            }
+        }
+    }
+}
+
+fn suggestion(text: &str, known: &[String]) -> String {
+    let words: Vec<&str> = known.iter().map(String::as_str).collect();
+    match nearest(text, &words) {
+        Some(close) => format!("did you mean `{close}`? known: {}", known.join(", ")),
+        None => format!("known: {}", known.join(", ")),
+    }
+}
