@@ -1,6 +1,19 @@
 //! R2CC: collective communication that keeps running through NIC and link failures.
+//!
+//! Start at [`Communicator`]. Below it: [`schedule`] makes plans, [`collective`] executes them, [`transport`]
+//! moves the bytes, [`repair`] decides what to do when a path dies, [`control`] is how ranks agree.
 
 pub mod collective;
+mod communicator;
+pub mod control;
 pub mod dtype;
+mod engine;
 pub mod repair;
 pub mod schedule;
+pub mod topology;
+pub mod transport;
+
+pub use communicator::{Builder, Communicator, Error};
+pub use control::Failure;
+pub use dtype::{DType, Element, ReduceOp};
+pub use engine::Status;

@@ -1,3 +1,36 @@
-//! Executes plans over links on host memory.
+//! Collectives on host memory: the arithmetic, and the execution of a plan over links.
 
+mod execution;
 pub mod kernel;
+
+pub(crate) use execution::{Buffers, Execution};
+
+/// Which collective a call is; the number is the first argument of [`r2cc_collective_begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Collective {
+    /// Every rank ends up with the reduction of all contributions.
+    AllReduce = 1,
+    /// Every rank ends up with the root's elements.
+    Broadcast = 2,
+}
+
+/// Marks the start of a collective for tracers: called once by every collective, but not by a barrier, on the
+/// calling thread before anything is enqueued. `collective` is a [`Collective`], `bytes` its size on one rank.
+///
+/// It does nothing. It is a naked function that starts with a push, which the kernel emulates instead of
+/// single-stepping, so that a uprobe on it costs well under a microsecond.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[cfg(target_arch = "x86_64")]
+pub extern "C" fn r2cc_collective_begin(collective: u64, bytes: u64) {
+    core::arch::naked_asm!("push rbp", "mov rbp, rsp", "pop rbp", "ret")
+}
+
+/// Marks the start of a collective for tracers.
+#[inline(never)]
+#[unsafe(no_mangle)]
+#[cfg(not(target_arch = "x86_64"))]
+pub extern "C" fn r2cc_collective_begin(collective: u64, bytes: u64) {
+    std::hint::black_box((collective, bytes));
+}

@@ -1,0 +1,445 @@
+//! The public API: a [`Communicator`] over host memory that keeps running through NIC and link failures.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), r2cc::Error> {
+//! let mut comm = r2cc::Communicator::builder()
+//!     .rank(0)
+//!     .world(2)
+//!     .rendezvous("10.0.0.1:29500".parse().expect("an address"))
+//!     .secret(b"shared by the ranks of this job")
+//!     .build()?;
+//! let mut gradients = vec![1.0_f32; 1 << 20];
+//! comm.all_reduce_in_place(&mut gradients, r2cc::ReduceOp::Sum)?;
+//! comm.close()
+//! # }
+//! ```
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::collective::{Buffers, Collective, r2cc_collective_begin};
+use crate::control::{EventLog, Failure, NicWatch, RendezvousError, join};
+use crate::dtype::{DType, Element, ReduceOp};
+use crate::engine::{Command, Engine, State, Status};
+use crate::repair::Tuning;
+use crate::schedule::{RankPlan, barrier, ring_all_reduce, ring_broadcast};
+use crate::topology::{Member, TopologyError, local_nics};
+use crate::transport::{Corruption, Links, LinksError, listen, now};
+
+/// A communicator could not be made, or a collective could not be finished.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The communicator cannot go on; every rank gets the same.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The caller's arguments do not fit together.
+    #[error("{what}; hint: {hint}")]
+    Argument {
+        /// What is wrong.
+        what: String,
+        /// What would be right.
+        hint: &'static str,
+    },
+    /// The ranks did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The NICs cannot be used.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The links cannot be made.
+    #[error(transparent)]
+    Links(#[from] LinksError),
+    /// The kernel refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The I/O thread is gone.
+    #[error("the communicator's I/O thread has ended")]
+    Ended,
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let what = what.into();
+    move |source| Error::Io { what, source }
+}
+
+/// Collects what a rank has to know. [`Builder::rank`], [`Builder::world`], [`Builder::rendezvous`] and
+/// [`Builder::secret`] are required.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    rank: Option<usize>,
+    world: Option<usize>,
+    rendezvous: Option<SocketAddr>,
+    secret: Vec<u8>,
+    node: Option<String>,
+    nics: Vec<String>,
+    events: Option<PathBuf>,
+    join_bound: Duration,
+    tuning: Tuning,
+}
+
+impl Builder {
+    /// This process's rank, from 0.
+    pub fn rank(mut self, rank: usize) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Number of ranks.
+    pub fn world(mut self, world: usize) -> Self {
+        self.world = Some(world);
+        self
+    }
+
+    /// Where rank 0 listens; the control network.
+    pub fn rendezvous(mut self, addr: SocketAddr) -> Self {
+        self.rendezvous = Some(addr);
+        self
+    }
+
+    /// A secret that every rank of the job has and nobody else.
+    pub fn secret(mut self, secret: &[u8]) -> Self {
+        self.secret = secret.to_vec();
+        self
+    }
+
+    /// Name of this host; ranks with the same name use the loopback device. Default: the host name.
+    pub fn node(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+
+    /// NICs to use, in order. Default: all that are up, not loopback, and not the rendezvous network.
+    pub fn nics<I: IntoIterator<Item = S>, S: Into<String>>(mut self, nics: I) -> Self {
+        self.nics = nics.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Write this rank's events to this file, one JSON object a line. Default: `R2CC_EVENTS`, if set.
+    pub fn events(mut self, path: impl Into<PathBuf>) -> Self {
+        self.events = Some(path.into());
+        self
+    }
+
+    /// How long to wait for the other ranks. Default: 30 s.
+    pub fn join_bound(mut self, bound: Duration) -> Self {
+        self.join_bound = bound;
+        self
+    }
+
+    /// How long a link may be without a live path before every rank gets an error. Default: 30 s.
+    pub fn link_bound(mut self, bound: Duration) -> Self {
+        self.tuning.link_deadline = bound;
+        self
+    }
+
+    /// Joins the other ranks and connects to the neighbours in the ring.
+    ///
+    /// # Errors
+    /// If an argument is missing, the NICs cannot be used, or not every rank joins in time.
+    pub fn build(self) -> Result<Communicator, Error> {
+        let missing = |what: &str| Error::Argument {
+            what: format!("the builder was given no {what}"),
+            hint: "rank, world, rendezvous and secret are required",
+        };
+        let rank = self.rank.ok_or_else(|| missing("rank"))?;
+        let world = self.world.ok_or_else(|| missing("world"))?;
+        let rendezvous = self.rendezvous.ok_or_else(|| missing("rendezvous"))?;
+        if self.secret.is_empty() {
+            return Err(missing("secret"));
+        }
+        if rank >= world {
+            return Err(Error::Argument {
+                what: format!("rank {rank} of a world of {world}"),
+                hint: "ranks count from 0 to world - 1",
+            });
+        }
+        let mut nics = local_nics(&self.nics)?;
+        if self.nics.is_empty() && nics.len() > 1 {
+            let control = |nic: &crate::topology::Nic| match rendezvous.ip() {
+                std::net::IpAddr::V4(ip) => {
+                    crate::topology::Nic { addr: ip, ..nic.clone() }.subnet() == nic.subnet()
+                }
+                std::net::IpAddr::V6(_) => false,
+            };
+            nics.retain(|nic| !control(nic));
+        }
+        let node = match self.node {
+            Some(node) => node,
+            None => nix::unistd::gethostname()
+                .map_err(|e| io_error("ask for the host name")(e.into()))?
+                .to_string_lossy()
+                .into_owned(),
+        };
+        let port = |socket: &socket2::Socket| {
+            socket.local_addr().map(|a| a.as_socket_ipv4().map_or(0, |a| a.port())).map_err(io_error("ask for a port"))
+        };
+        let mut listeners = Vec::new();
+        let mut ports = Vec::new();
+        for nic in &nics {
+            let what = format!("listen on {} ({})", nic.name, nic.addr);
+            let listener = listen(SocketAddrV4::new(nic.addr, 0)).map_err(io_error(what))?;
+            ports.push(port(&listener)?);
+            listeners.push(listener);
+        }
+        let local = listen(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).map_err(io_error("listen on the loopback device"))?;
+        let local_port = port(&local)?;
+        listeners.push(local);
+        let events = self.events.or_else(|| std::env::var_os("R2CC_EVENTS").map(PathBuf::from));
+        let log = match events {
+            Some(path) => EventLog::create(&path, rank)
+                .map_err(io_error(format!("make the event file {}", path.display())))?,
+            None => EventLog::default(),
+        };
+        let me = Member { rank, node, nics, ports, local_port };
+        let joined = join(rendezvous, &self.secret, world, &me, self.join_bound)?;
+        let roster = Arc::new(joined.roster);
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
+        let link_bound = self.tuning.link_deadline;
+        let links = Links::new(rank, Arc::clone(&roster), joined.lane_key, self.tuning, Arc::clone(&epoll), listeners)?;
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| io_error("make an eventfd")(e.into()))?);
+        let (sender, commands) = channel();
+        let engine = Engine {
+            me: rank,
+            state: State::new(&roster, rank),
+            roster,
+            epoll,
+            links,
+            mesh: joined.mesh,
+            nic_watch: NicWatch::new().map_err(io_error("watch the NICs"))?,
+            wake: Arc::clone(&wake),
+            commands,
+            log,
+            link_bound,
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("r2cc-io-{rank}"))
+            .spawn(move || engine.run())
+            .map_err(io_error("start the I/O thread"))?;
+        let mut communicator = Communicator { rank, world, commands: sender, wake, thread: Some(thread) };
+        communicator.connect_ring(self.join_bound)?;
+        Ok(communicator)
+    }
+}
+
+/// A group of ranks that call the same collectives in the same order.
+#[derive(Debug)]
+pub struct Communicator {
+    rank: usize,
+    world: usize,
+    commands: Sender<Command>,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Communicator {
+    /// Starts to describe a communicator.
+    pub fn builder() -> Builder {
+        Builder {
+            rank: None,
+            world: None,
+            rendezvous: None,
+            secret: Vec::new(),
+            node: None,
+            nics: Vec::new(),
+            events: None,
+            join_bound: Duration::from_secs(30),
+            tuning: Tuning::default(),
+        }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// Opens the links to the ring's neighbours, so that the first collective finds every path in service.
+    fn connect_ring(&mut self, bound: Duration) -> Result<(), Error> {
+        if self.world == 1 {
+            return Ok(());
+        }
+        let peers = vec![(self.rank + 1) % self.world];
+        self.ask(|answer| Command::Connect { peers, deadline: now() + bound.min(Duration::from_secs(5)), answer })??;
+        self.barrier()
+    }
+
+    /// `output[i] = op over all ranks of input[i]`; both have the same length on every rank.
+    ///
+    /// # Errors
+    /// If the lengths differ, or the communicator has failed.
+    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<(), Error> {
+        self.all_reduce_bytes(T::DTYPE, op, Some(bytes(input)), bytes_mut(output))
+    }
+
+    /// `buffer[i] = op over all ranks of buffer[i]`, in place.
+    ///
+    /// # Errors
+    /// If the communicator has failed; `buffer` then holds partial results.
+    pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<(), Error> {
+        self.all_reduce_bytes(T::DTYPE, op, None, bytes_mut(buffer))
+    }
+
+    /// As [`Communicator::all_reduce`] for elements of a type chosen at run time; in place without an `input`.
+    ///
+    /// # Errors
+    /// If lengths or alignment do not fit `dtype`, or the communicator has failed.
+    pub fn all_reduce_bytes(
+        &mut self,
+        dtype: DType,
+        op: ReduceOp,
+        input: Option<&[u8]>,
+        output: &mut [u8],
+    ) -> Result<(), Error> {
+        r2cc_collective_begin(Collective::AllReduce as u64, output.len() as u64);
+        let elements = self.element_count(dtype, output)?;
+        if let Some(input) = input {
+            self.element_count(dtype, input)?;
+            if input.len() != output.len() {
+                return Err(Error::Argument {
+                    what: format!("input of {} bytes, output of {}", input.len(), output.len()),
+                    hint: "an AllReduce has as many results as contributions",
+                });
+            }
+        }
+        let size = dtype.size_bytes();
+        let plan = ring_all_reduce(self.rank, self.world, elements, input.is_none(), size, None);
+        self.run(plan, input, output, dtype, op)
+    }
+
+    /// Every rank's `buffer` becomes the root's.
+    ///
+    /// # Errors
+    /// If `root` is no rank, or the communicator has failed.
+    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<(), Error> {
+        if root >= self.world {
+            return Err(Error::Argument {
+                what: format!("root {root} in a world of {}", self.world),
+                hint: "ranks count from 0 to world - 1",
+            });
+        }
+        r2cc_collective_begin(Collective::Broadcast as u64, size_of_val(buffer) as u64);
+        let plan = ring_broadcast(self.rank, self.world, root, buffer.len(), true, size_of::<T>(), None);
+        self.run(plan, None, bytes_mut(buffer), T::DTYPE, ReduceOp::Sum)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// If the communicator has failed.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        let plan = barrier(self.rank, self.world);
+        self.run(plan, None, &mut [], DType::F32, ReduceOp::Sum)
+    }
+
+    /// A self-test of whoever checks results: damages one received element of the next collective.
+    ///
+    /// # Errors
+    /// If the I/O thread has ended.
+    pub fn corrupt_next(&mut self, corruption: Corruption) -> Result<(), Error> {
+        self.send(Command::Corrupt(corruption))
+    }
+
+    /// Sums and link states.
+    ///
+    /// # Errors
+    /// If the I/O thread has ended.
+    pub fn status(&self) -> Result<Status, Error> {
+        self.ask(Command::Status)
+    }
+
+    /// Finishes in good order: waits, for a bounded time, until the others have finished too.
+    ///
+    /// # Errors
+    /// If the communicator has failed before.
+    pub fn close(mut self) -> Result<(), Error> {
+        let outcome = self.ask(Command::Close);
+        self.join_thread();
+        outcome?
+    }
+
+    fn element_count(&self, dtype: DType, buffer: &[u8]) -> Result<usize, Error> {
+        let size = dtype.size_bytes();
+        if !buffer.len().is_multiple_of(size) || !(buffer.as_ptr() as usize).is_multiple_of(size) {
+            return Err(Error::Argument {
+                what: format!("a buffer of {} bytes at {:p} for elements of {size} bytes", buffer.len(), buffer.as_ptr()),
+                hint: "length and address must be multiples of the element size",
+            });
+        }
+        Ok(buffer.len() / size)
+    }
+
+    fn run(
+        &mut self,
+        plan: RankPlan,
+        input: Option<&[u8]>,
+        output: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let output = output.as_mut_ptr();
+        let buffers = Buffers { input: input.map_or(output.cast_const(), <[u8]>::as_ptr), output };
+        // Blocks until the engine has dropped the plan, so the borrows outlive every use of the pointers.
+        self.ask(|answer| Command::Run { plan, buffers, dtype, op, answer })?
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.commands.send(command).map_err(|_| Error::Ended)?;
+        // A counter that is full wakes the engine just as well.
+        let _ = self.wake.write(1);
+        Ok(())
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
+        let (answer, wait): (SyncSender<T>, Receiver<T>) = sync_channel(1);
+        self.send(command(answer))?;
+        wait.recv().map_err(|_| Error::Ended)
+    }
+
+    fn join_thread(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "I/O thread"),
+                Err(_) => tracing::error!("the I/O thread panicked"),
+            }
+        }
+    }
+}
+
+impl Drop for Communicator {
+    /// Without [`Communicator::close`] the others take this rank for lost.
+    fn drop(&mut self) {
+        let (closed, _) = channel();
+        self.commands = closed;
+        let _ = self.wake.write(1);
+        self.join_thread();
+    }
+}
+
+fn bytes<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: an `Element` has no padding and any alignment suits a byte.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes`; every byte pattern is a valid element.
+    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}

@@ -1,0 +1,406 @@
+//! The I/O thread of a communicator: drives the links, the mesh and one plan at a time, and is the only
+//! thread that touches any of them. Start at [`Engine::run`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::EventFd;
+use serde_json::json;
+
+use crate::collective::{Buffers, Execution};
+use crate::communicator::Error;
+use crate::control::{EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, Statement};
+use crate::dtype::{DType, ReduceOp};
+use crate::repair::{PathState, Time, Totals, Transition};
+use crate::schedule::RankPlan;
+use crate::topology::{Member, PairOfNics};
+use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, now};
+
+const WAKE: u64 = 4 << 56;
+const NETLINK: u64 = 5 << 56;
+const TICK: Time = Time::from_millis(5);
+const IDLE_TICK: Time = Time::from_millis(50);
+/// How long a rank that closes waits for the goodbyes of the others.
+const GOODBYE_TIME: Time = Time::from_secs(2);
+/// Control messages remembered for each origin, to pass each on once.
+const SEEN_MAX: usize = 4096;
+
+/// A request of the calling thread.
+pub(crate) enum Command {
+    /// Run a plan; the memory stays valid until the answer.
+    Run { plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, answer: SyncSender<Result<(), Error>> },
+    /// Open the outgoing links to these ranks and answer when all their paths are in service, or at the deadline.
+    Connect { peers: Vec<usize>, deadline: Time, answer: SyncSender<Result<(), Error>> },
+    /// Damage what the next plan receives.
+    Corrupt(Corruption),
+    /// Sums and link states.
+    Status(SyncSender<Status>),
+    /// Finish in good order.
+    Close(SyncSender<Result<(), Error>>),
+}
+
+/// What the engine tells about itself.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Sums over all outgoing links.
+    pub totals: Totals,
+    /// Outgoing links and their paths.
+    pub links: Vec<LinkStatus>,
+    /// Connections refused because they were not of this job.
+    pub refused_connections: u64,
+}
+
+pub(crate) struct Engine {
+    pub(crate) me: usize,
+    pub(crate) roster: Arc<Vec<Member>>,
+    pub(crate) epoll: Arc<Epoll>,
+    pub(crate) links: Links,
+    pub(crate) mesh: Mesh,
+    pub(crate) nic_watch: NicWatch,
+    pub(crate) wake: Arc<EventFd>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) log: EventLog,
+    pub(crate) link_bound: Time,
+    pub(crate) state: State,
+}
+
+/// What changes while the engine runs.
+pub(crate) struct State {
+    running: Option<(Execution, SyncSender<Result<(), Error>>)>,
+    connecting: Option<(Vec<usize>, Time, SyncSender<Result<(), Error>>)>,
+    closing: Option<(Time, SyncSender<Result<(), Error>>)>,
+    corruption: Option<Corruption>,
+    failure: Option<Failure>,
+    view: FaultView,
+    view_told: String,
+    left: BTreeSet<usize>,
+    seen: BTreeMap<usize, BTreeSet<u64>>,
+    gossip_number: u64,
+    nics_up: Vec<bool>,
+    last_tick: Time,
+    done: bool,
+}
+
+impl State {
+    pub(crate) fn new(roster: &[Member], me: usize) -> Self {
+        Self {
+            running: None,
+            connecting: None,
+            closing: None,
+            corruption: None,
+            failure: None,
+            view: FaultView::new(roster),
+            view_told: String::new(),
+            left: BTreeSet::new(),
+            seen: BTreeMap::new(),
+            gossip_number: 0,
+            nics_up: vec![true; roster[me].nics.len()],
+            last_tick: Time::ZERO,
+            done: false,
+        }
+    }
+}
+
+impl Engine {
+    /// Runs until the communicator closes.
+    ///
+    /// # Errors
+    /// If the kernel refuses to watch a descriptor.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        self.epoll.add(self.wake.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        self.epoll.add(self.nic_watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, NETLINK))?;
+        self.mesh.watch(&self.epoll)?;
+        self.log.write(now(), "start", &json!({"world": self.roster.len(), "members": *self.roster}));
+        let mut ready = [EpollEvent::empty(); 64];
+        while !self.state.done {
+            let tick = if self.links.needs_tick() || self.state.closing.is_some() { TICK } else { IDLE_TICK };
+            let wait = (self.state.last_tick + tick).saturating_sub(now());
+            let timeout = EpollTimeout::try_from(wait.as_micros().div_ceil(1000) as i32).unwrap_or(EpollTimeout::ZERO);
+            let count = match self.epoll.wait(&mut ready, timeout) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => 0,
+                Err(e) => return Err(e.into()),
+            };
+            let at = now();
+            for event in &ready[..count] {
+                self.dispatch(at, event);
+            }
+            if at.saturating_sub(self.state.last_tick) >= tick {
+                self.state.last_tick = at;
+                self.links.handle_tick(at);
+                self.mesh.flush();
+                self.check_deadlines(at);
+            }
+            self.read_commands(at);
+            self.settle(at);
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, at: Time, event: &EpollEvent) {
+        match event.data() {
+            // The counter only wakes us; the commands are in the channel.
+            WAKE => drop(self.wake.read()),
+            NETLINK => {
+                for (nic, up) in self.nic_watch.changes(&self.roster[self.me].nics) {
+                    if std::mem::replace(&mut self.state.nics_up[nic], up) != up {
+                        self.links.handle_nic(at, nic, up);
+                        self.say(at, Statement::Nic { nic, up });
+                    }
+                }
+            }
+            token if Links::owns(token) => {
+                self.links.handle_ready(at, token, event.events().contains(EpollFlags::EPOLLOUT));
+            }
+            token if Mesh::owns(token) => self.mesh.handle_ready(&self.epoll, token),
+            _ => {}
+        }
+    }
+
+    fn read_commands(&mut self, at: Time) {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.handle_command(at, command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    // The communicator was dropped without a goodbye: the others must not wait for us.
+                    self.state.done = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn handle_command(&mut self, at: Time, command: Command) {
+        // An answer nobody waits for any more may be dropped.
+        match command {
+            Command::Run { answer, .. } | Command::Connect { answer, .. } if self.state.failure.is_some() => {
+                drop(answer.send(self.failed()));
+            }
+            Command::Run { plan, buffers, dtype, op, answer } => {
+                let execution = Execution::new(plan, buffers, dtype, op, self.roster.len());
+                if let Some(corruption) = self.state.corruption.take() {
+                    let bytes = execution.received_bytes() as f64 * corruption.position;
+                    self.links.corrupt(corruption, bytes as u64);
+                }
+                self.state.running = Some((execution, answer));
+            }
+            Command::Connect { peers, deadline, answer } => {
+                for peer in &peers {
+                    if let Err(error) = self.links.open(at, *peer) {
+                        drop(answer.send(Err(error.into())));
+                        return;
+                    }
+                }
+                self.state.connecting = Some((peers, deadline, answer));
+            }
+            Command::Corrupt(corruption) => self.state.corruption = Some(corruption),
+            Command::Status(answer) => drop(answer.send(Status {
+                totals: self.links.totals(),
+                links: self.links.status(),
+                refused_connections: self.links.refused(),
+            })),
+            Command::Close(answer) => {
+                self.say(at, Statement::Bye);
+                self.state.left.insert(self.me);
+                self.state.closing = Some((at + GOODBYE_TIME, answer));
+            }
+        }
+    }
+
+    fn failed(&self) -> Result<(), Error> {
+        self.state.failure.clone().map_or(Ok(()), |failure| Err(Error::Failed(failure)))
+    }
+
+    fn check_deadlines(&mut self, at: Time) {
+        let everybody = self.state.left.len() == self.roster.len();
+        let over = self.state.failure.is_some() || everybody;
+        if let Some((_, answer)) = self.state.closing.take_if(|(deadline, _)| over || at >= *deadline) {
+            let t = self.links.totals();
+            let totals = json!({
+                "payload_bytes": t.payload_bytes, "replayed_bytes": t.replayed_bytes,
+                "paths_suspected": t.paths_suspected, "paths_failed": t.paths_failed, "late_acks": t.late_acks,
+                "refused_connections": self.links.refused(),
+            });
+            self.log.write(at, "close", &totals);
+            drop(answer.send(self.failed()));
+            self.state.done = true;
+        }
+        let whole = |peers: &Vec<usize>, links: &Links| peers.iter().all(|p| links.is_whole(*p));
+        if let Some((peers, deadline, _)) = &self.state.connecting
+            && (at >= *deadline || whole(peers, &self.links))
+            && let Some((_, _, answer)) = self.state.connecting.take()
+        {
+            drop(answer.send(Ok(())));
+        }
+    }
+
+    /// Lets events, plan and links act on each other until nothing moves.
+    fn settle(&mut self, at: Time) {
+        loop {
+            if let Some((execution, _)) = &mut self.state.running
+                && let Err(error) = execution.advance(at, &mut self.links)
+            {
+                self.give_up(at, Failure::RankFailed { rank: self.me, reason: error.to_string() });
+            }
+            self.links.flush(at);
+            let mut moved = false;
+            while let Some(event) = self.links.poll_event() {
+                moved = true;
+                self.handle_link_event(at, event);
+            }
+            while let Some(event) = self.mesh.poll_event() {
+                moved = true;
+                match event {
+                    MeshEvent::Message(bytes) => self.hear(at, &bytes),
+                    MeshEvent::Closed { rank } if self.state.left.contains(&rank) => {}
+                    MeshEvent::Closed { rank } => {
+                        let node = self.roster[rank].node.clone();
+                        self.give_up(at, Failure::RankLost { rank, node });
+                    }
+                }
+            }
+            if self.state.running.as_ref().is_some_and(|(execution, _)| execution.is_complete())
+                && let Some((_, answer)) = self.state.running.take()
+            {
+                self.links.end_corruption();
+                drop(answer.send(Ok(())));
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    fn handle_link_event(&mut self, at: Time, event: LinkEvent) {
+        match event {
+            LinkEvent::Sent { peer, message } => {
+                if let Some((execution, _)) = &mut self.state.running {
+                    execution.handle_sent(peer, message);
+                }
+            }
+            LinkEvent::Received { peer, message } => {
+                if let Some((execution, _)) = &mut self.state.running {
+                    execution.handle_received(peer, message);
+                }
+            }
+            LinkEvent::Path { peer, pair, transition } => self.handle_transition(at, peer, &pair, transition),
+            LinkEvent::Dead { peer, .. } if self.state.left.contains(&peer) => {}
+            LinkEvent::Dead { peer, .. } => {
+                let failure = Failure::LinkDead {
+                    from: self.me,
+                    from_node: self.roster[self.me].node.clone(),
+                    to: peer,
+                    to_node: self.roster[peer].node.clone(),
+                    seconds: self.link_bound.as_secs(),
+                };
+                self.give_up(at, failure);
+            }
+            LinkEvent::Gossip(bytes) => self.hear(at, &bytes),
+        }
+    }
+
+    fn handle_transition(&mut self, at: Time, peer: usize, pair: &PairOfNics, t: Transition) {
+        if self.state.left.contains(&peer) {
+            return;
+        }
+        let name = |rank: usize, nic: Option<usize>| nic.map_or("lo", |nic| self.roster[rank].nics[nic].name.as_str());
+        let event = json!({
+            "peer": peer, "nic": name(self.me, pair.from_nic), "peer_nic": name(peer, pair.to_nic),
+            "from": format!("{:?}", t.from).to_lowercase(), "to": format!("{:?}", t.to).to_lowercase(),
+            "cause": t.cause.word(), "noticed_ns": t.noticed_at.as_nanos() as u64, "replayed_bytes": t.replayed_bytes,
+        });
+        self.log.write(t.at, "path", &event);
+        let (Some(from_nic), Some(to_nic)) = (pair.from_nic, pair.to_nic) else { return };
+        let fact = |up| PathFact { from: self.me, to: peer, from_nic, to_nic, up, cause: t.cause.word().into() };
+        let fact = match (t.from, t.to) {
+            (PathState::Live | PathState::Suspect | PathState::Opening, PathState::Failed) => fact(false),
+            (PathState::Proving, PathState::Live) => fact(true),
+            _ => return,
+        };
+        self.say(at, Statement::Path(fact));
+    }
+
+    /// Tells everybody, ourselves included.
+    fn say(&mut self, at: Time, statement: Statement) {
+        self.state.gossip_number += 1;
+        let gossip = Gossip { origin: self.me, number: self.state.gossip_number, statement };
+        self.take_in(at, gossip);
+    }
+
+    fn hear(&mut self, at: Time, bytes: &[u8]) {
+        match serde_json::from_slice::<Gossip>(bytes) {
+            Ok(gossip) if gossip.origin < self.roster.len() => self.take_in(at, gossip),
+            Ok(_) => tracing::warn!("a control message of a rank outside the job"),
+            Err(error) => tracing::warn!(%error, "a control message that does not parse"),
+        }
+    }
+
+    fn take_in(&mut self, at: Time, gossip: Gossip) {
+        let seen = self.state.seen.entry(gossip.origin).or_default();
+        if seen.len() >= SEEN_MAX {
+            seen.pop_first();
+        }
+        if !seen.insert(gossip.number) {
+            return;
+        }
+        if let Ok(bytes) = serde_json::to_vec(&gossip) {
+            self.mesh.broadcast(&bytes);
+            self.links.gossip(&bytes.into());
+        }
+        match gossip.statement {
+            Statement::Path(fact) => {
+                if !fact.up
+                    && let Some(nic) = self.roster.get(fact.from).and_then(|m| m.nics.get(fact.from_nic))
+                {
+                    self.links.handle_doubt(nic.subnet());
+                }
+                self.state.view.handle_path(&fact);
+                self.tell_view(at);
+            }
+            Statement::Nic { nic, up } => {
+                self.state.view.handle_nic(gossip.origin, nic, up);
+                self.tell_view(at);
+            }
+            Statement::Bye => drop(self.state.left.insert(gossip.origin)),
+            Statement::Abort(failure) => self.fail(at, failure),
+        }
+    }
+
+    fn tell_view(&mut self, at: Time) {
+        let entries = self.state.view.entries();
+        let text = serde_json::to_string(&entries).unwrap_or_default();
+        if text != self.state.view_told {
+            self.state.view_told = text;
+            self.log.write(at, "fault-view", &json!({ "view": entries }));
+        }
+    }
+
+    /// This rank cannot go on: tell everybody why.
+    fn give_up(&mut self, at: Time, failure: Failure) {
+        if self.state.failure.is_none() {
+            self.say(at, Statement::Abort(failure));
+        }
+    }
+
+    /// The job is over. The first failure counts; memory is given back only when no lane can touch it.
+    fn fail(&mut self, at: Time, failure: Failure) {
+        if self.state.failure.is_some() {
+            return;
+        }
+        self.log.write(at, "failure", &failure);
+        self.links.flush(at);
+        self.state.failure = Some(failure);
+        self.links.abandon();
+        if let Some((_, answer)) = self.state.running.take() {
+            drop(answer.send(self.failed()));
+        }
+        if let Some((_, _, answer)) = self.state.connecting.take() {
+            drop(answer.send(self.failed()));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Drivers of [`crate::repair`]: they move the bytes. [`Links`] drives all TCP links of a rank on one thread.
+
+mod connection;
+pub mod handshake;
+mod links;
+mod placement;
+mod socket;
+
+pub use links::{LinkEvent, LinkStatus, Links, LinksError, Side};
+pub use placement::{Corruption, Sink, Source};
+
+pub(crate) use socket::{connect, listen, prepare};
+
+/// CLOCK_MONOTONIC, the clock of the machines, the event files and the injector.
+pub fn now() -> crate::repair::Time {
+    match nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC) {
+        Ok(time) => std::time::Duration::from(time),
+        // Linux always has this clock.
+        Err(_) => unreachable!("CLOCK_MONOTONIC exists"),
+    }
+}

@@ -1,0 +1,122 @@
+//! TCP sockets bound to one NIC each, and what the kernel tells about them.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Bytes the kernel may buffer for a lane; enough for the largest window.
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// Listens on one local address with a port of the kernel's choice.
+///
+/// # Errors
+/// If the address is not local or the port is taken.
+pub(crate) fn listen(addr: SocketAddrV4) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(1024)?;
+    Ok(socket)
+}
+
+/// Starts to connect from one NIC. The source address is bound, and the device where the process may,
+/// so that the kernel cannot choose another way out.
+///
+/// # Errors
+/// If the local address is gone or the network is unreachable.
+pub(crate) fn connect(device: Option<&str>, local: Ipv4Addr, remote: SocketAddrV4) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    if let Some(device) = device {
+        // Without the right to do so the source address has to be enough.
+        let _ = socket.bind_device(Some(device.as_bytes()));
+    }
+    socket.bind(&SocketAddrV4::new(local, 0).into())?;
+    prepare(&socket)?;
+    match socket.connect(&remote.into()) {
+        Ok(()) => Ok(socket),
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}
+
+/// Options of every lane.
+///
+/// # Errors
+/// If the socket is closed already.
+pub(crate) fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    if set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER_BYTES as libc::c_int).is_err() {
+        // Only a privileged process may go beyond the system's limit; the limit is then what we get.
+        let _ = socket.set_send_buffer_size(BUFFER_BYTES);
+    }
+    Ok(())
+}
+
+/// Acknowledge at once what has arrived: the other side takes silence for a stall.
+pub(crate) fn acknowledge_now(socket: &Socket) {
+    // A socket that fails here fails its next read too, which reports it.
+    let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
+}
+
+/// Close with a reset: what the kernel still holds must not arrive.
+pub(crate) fn reset(socket: Socket) {
+    // If it fails the socket is closed in the usual way, which the fence protocol allows for.
+    let _ = socket.set_linger(Some(Duration::ZERO));
+}
+
+fn set_option(socket: &Socket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open and the option value is an int of the stated size.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Acknowledged and outstanding bytes of a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelProgress {
+    /// Moves whenever the other host acknowledges anything, in order or not.
+    pub(crate) acked: u64,
+    /// Segments sent and not acknowledged.
+    pub(crate) unacked_segments: u32,
+    /// Bytes not sent yet.
+    pub(crate) unsent_bytes: u32,
+}
+
+/// Reads `TCP_INFO`.
+///
+/// # Errors
+/// If the socket is closed already.
+pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
+    // SAFETY: tcp_info is a plain C struct of integers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is open; the kernel writes at most `len` bytes into `info`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(KernelProgress {
+        acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
+        unacked_segments: info.tcpi_unacked,
+        unsent_bytes: info.tcpi_notsent_bytes,
+    })
+}
