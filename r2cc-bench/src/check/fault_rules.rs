@@ -16,6 +16,21 @@ const OVERSHOOT_BYTES: u64 = 64 * 1024;
 /// The other bound of the overshoot, as a part of the port's bytes per collective.
 const OVERSHOOT_SHARE: f64 = 0.01;
 
+/// Sets the iteration into which each fault fell, by the ranks' own clocks; none when it fell
+/// outside every one of them, on some rank.
+pub fn place_faults(suite: &Suite, record: &mut RunRecord) {
+    for (position, fired) in record.faults.iter_mut().enumerate() {
+        let at_the_call = suite.faults.get(position).is_some_and(at_the_call);
+        fired.iteration = fired.fired_at_ns.filter(|_| fired.fired).and_then(|at_ns| {
+            record.iterations.iter().find(|iteration| within(iteration, at_ns, at_the_call)).map(|hit| hit.index)
+        });
+    }
+}
+
+fn at_the_call(fault: &Fault) -> bool {
+    matches!(&fault.from, Trigger::Position(at) if at.offset == Offset::Start)
+}
+
 pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     let mut results = Vec::new();
     for (position, fault) in suite.faults.iter().enumerate() {
@@ -45,7 +60,7 @@ pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
 
 /// That the fault fired while every rank was inside the asked iteration.
 fn cut_iteration(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &FaultRecord) -> CheckResult {
-    let result = CheckResult::new("cut_iteration", CheckClass::Cut, "iteration");
+    let result = CheckResult::new("cut_iteration", CheckClass::Cut, "");
     let asked = suite.checks.cut_iteration.or_else(|| effect::begin_call(fault).and_then(|n| u32::try_from(n).ok()));
     let expected = asked.map_or("any".to_string(), |n| n.to_string());
     let miss = |result: CheckResult, why: String| result.unknown(expected.clone(), why);
@@ -55,8 +70,7 @@ fn cut_iteration(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &Fault
     let Some(at_ns) = fired.fired_at_ns else {
         return miss(result, "the time of the firing is not known".to_string());
     };
-    let at_the_call = matches!(&fault.from, Trigger::Position(at) if at.offset == Offset::Start);
-    let hit = record.iterations.iter().find(|iteration| within(iteration, at_ns, at_the_call));
+    let hit = record.iterations.iter().find(|iteration| within(iteration, at_ns, at_the_call(fault)));
     match (hit, asked) {
         (Some(hit), None) => result.judged(true, expected, hit.index),
         (Some(hit), Some(asked)) if hit.index == asked => result.judged(true, asked, hit.index),
@@ -139,7 +153,7 @@ fn silent_after_cut(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &Fa
         .iterations
         .iter()
         .filter(|it| fired.iteration.is_some_and(|hit| it.index > hit))
-        .filter(|it| fired.healed_at_ns.is_none_or(|healed_ns| it.end_ns <= healed_ns))
+        .filter(|it| figures::ran_under(fired, it))
         .collect();
     if later.is_empty() {
         return Some(result.unknown(0, "no whole iteration ran under the fault"));

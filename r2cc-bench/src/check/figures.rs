@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use r2cc_inject::fault::{Fault, Until};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -96,6 +97,16 @@ pub fn healthy_port_rx_bytes(record: &RunRecord, node: &str, nic: &str) -> Optio
     median(&bytes)
 }
 
+/// Whether iteration `it` ended before `fault` did, by the clock and by the fault's own text.
+pub(super) fn ran_under(fault: &FaultRecord, it: &IterationRecord) -> bool {
+    let until = fault.spec.parse::<Fault>().map(|fault| fault.until);
+    let by_call = match until {
+        Ok(Until::Call { n, .. }) => u64::from(it.index) < n,
+        _ => true,
+    };
+    by_call && fault.healed_at_ns.is_none_or(|healed_ns| it.end_ns <= healed_ns)
+}
+
 /// Iterations that ran from start to end with `fault` in force and nothing new happening.
 pub fn degraded<'a>(record: &'a RunRecord, fault: &FaultRecord) -> Vec<&'a IterationRecord> {
     let Some(hit) = fault.iteration else {
@@ -103,14 +114,12 @@ pub fn degraded<'a>(record: &'a RunRecord, fault: &FaultRecord) -> Vec<&'a Itera
     };
     let next_fault =
         record.faults.iter().filter_map(|other| other.iteration).filter(|index| *index > hit).min().unwrap_or(u32::MAX);
-    let healed_at_ns = record
-        .faults
+    let same: Vec<&FaultRecord> = record.faults.iter().filter(|other| other.iteration == Some(hit)).collect();
+    record
+        .iterations
         .iter()
-        .filter(|other| other.iteration == Some(hit))
-        .filter_map(|other| other.healed_at_ns)
-        .min()
-        .unwrap_or(u64::MAX);
-    record.iterations.iter().filter(|it| it.index > hit && it.index < next_fault && it.end_ns <= healed_at_ns).collect()
+        .filter(|it| it.index > hit && it.index < next_fault && same.iter().all(|fault| ran_under(fault, it)))
+        .collect()
 }
 
 /// The iteration that the first fault hit, against its ideal:

@@ -18,9 +18,13 @@ mod timing_rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use fault_rules::place_faults;
 pub use record::RunRecord;
 
 use crate::suite::{Suite, Timing};
+
+/// What `actual` says when the run cannot tell; no unit belongs to it.
+pub(crate) const NOT_KNOWN: &str = "not known";
 
 /// One check with what was expected and what came.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -112,7 +116,7 @@ impl CheckResult {
     fn unknown(mut self, expected: impl ToString, why: impl Into<String>) -> Self {
         self.status = CheckStatus::Inconclusive;
         self.expected = expected.to_string();
-        self.actual = "not known".to_string();
+        self.actual = NOT_KNOWN.to_string();
         self.detail = Some(why.into());
         self
     }

@@ -103,7 +103,7 @@ pub struct FaultRecord {
     pub spec: String,
     /// Whether its trigger came.
     pub fired: bool,
-    /// Iteration during which it fired on every rank, if there is one.
+    /// Iteration during which it fired on every rank, if there is one; `place_faults` sets it.
     pub iteration: Option<u32>,
     /// Port bytes into the collective at which it was asked to fire; none when asked by time.
     pub asked_bytes: Option<u64>,

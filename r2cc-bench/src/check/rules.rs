@@ -36,12 +36,12 @@ pub(super) fn elements(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     let short = all().filter(|iteration| iteration.checked_elements != each).count();
     let done = record.iterations.len();
     let asked = suite.workload.iterations as usize;
-    let counted = CheckResult::new("elements_checked", CheckClass::Counters, "elements x iterations").judged(
+    let counted = CheckResult::new("elements_checked", CheckClass::Counters, "").judged(
         short == 0 && done == asked && each > 0,
-        format!("{each} x {asked}"),
+        format!("{each} elements x {asked} iterations"),
         match all().find(|iteration| iteration.checked_elements != each) {
-            Some(first) => format!("{} in iteration {}", first.checked_elements, first.index),
-            None => format!("{each} x {done}"),
+            Some(first) => format!("{} elements in iteration {}", first.checked_elements, first.index),
+            None => format!("{each} elements x {done} iterations"),
         },
     );
     vec![exact, counted]
@@ -216,7 +216,7 @@ fn fault_view(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
         _ => places.iter().cloned().collect::<Vec<_>>().join(", "),
     };
     let ranks = suite.cluster.nodes * record.ranks_per_node;
-    let result = CheckResult::new("fault_view", CheckClass::View, "named by every rank");
+    let result = CheckResult::new("fault_view", CheckClass::View, "");
     for rank in 0..ranks {
         let Some(entries) = record.fault_view.get(&rank) else {
             let actual = format!("rank {rank} left no view");

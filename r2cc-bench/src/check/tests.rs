@@ -4,7 +4,7 @@ use r2cc_inject::fault::Fault;
 
 use super::record::{FaultRecord, FaultViewEntry, RunRecord, WrongElement};
 use super::sample::{CUT_AFTER_MS, HEALTHY_MS, HIT_MS, MS, NICS, PORT_BYTES, counters, record_01, suite_01};
-use super::{CheckClass, CheckResult, CheckStatus, evaluate, figures, keep_only};
+use super::{CheckClass, CheckResult, CheckStatus, evaluate, figures, keep_only, place_faults};
 use crate::suite::{Near, NodeBytes, Percent, Statistic, Suite, TimeRatio, Timing};
 
 fn check(suite: &Suite, record: &RunRecord, name: &str) -> CheckResult {
@@ -179,30 +179,42 @@ fn one_byte_passed_after_the_cut_fails_in_the_direction_that_was_cut() {
 
 #[test]
 fn silence_is_asked_only_until_the_fault_heals() {
-    let heal = |run: &mut RunRecord| {
-        run.faults[0].healed_at_ns = Some(run.iterations[5].start_ns + 1);
-        run.iterations[5].nics = counters(PORT_BYTES, &NICS);
+    // By the clock of the healing, or by the fault's own text where that is not known.
+    let by_clock = |run: &mut RunRecord| run.faults[0].healed_at_ns = Some(run.iterations[5].start_ns + 1);
+    let by_text = |run: &mut RunRecord| {
+        run.faults[0].spec = "drop@node-1/mlx5_2 from allreduce#3+25% until allreduce#6".into();
     };
-    assert_eq!(bent("silent_after_cut", heal), Pass);
-    assert_eq!(bent("survivors_share", heal), Pass);
-    assert_eq!(
-        figures::degraded(
-            &{
-                let mut run = record_01();
-                heal(&mut run);
-                run
-            },
-            &{
-                let mut run = record_01();
-                heal(&mut run);
-                run.faults.remove(0)
-            }
-        )
-        .iter()
-        .map(|it| it.index)
-        .collect::<Vec<_>>(),
-        [4, 5]
-    );
+    for heal in [&by_clock as &dyn Fn(&mut RunRecord), &by_text] {
+        let healed = |run: &mut RunRecord| {
+            heal(run);
+            run.iterations[5].nics = counters(PORT_BYTES, &NICS);
+        };
+        assert_eq!(bent("silent_after_cut", healed), Pass);
+        assert_eq!(bent("survivors_share", healed), Pass);
+        let mut record = record_01();
+        healed(&mut record);
+        let indices: Vec<u32> = figures::degraded(&record, &record.faults[0]).iter().map(|it| it.index).collect();
+        assert_eq!(indices, [4, 5]);
+        record.iterations[4].nics = counters(PORT_BYTES, &NICS);
+        assert_eq!(status(&suite_01(), &record, "silent_after_cut"), Fail);
+    }
+}
+
+#[test]
+fn faults_are_placed_by_the_ranks_clocks() {
+    let placed = |at_ns: Option<u64>, fired| {
+        let mut record = record_01();
+        record.faults[0].iteration = Some(9);
+        (record.faults[0].fired_at_ns, record.faults[0].fired) = (at_ns, fired);
+        place_faults(&suite_01(), &mut record);
+        record.faults[0].iteration
+    };
+    let run = record_01();
+    assert_eq!(placed(run.faults[0].fired_at_ns, true), Some(3));
+    assert_eq!(placed(run.faults[0].fired_at_ns, false), None);
+    assert_eq!(placed(None, true), None);
+    assert_eq!(placed(Some(run.iterations[2].start_ns), true), None, "rank 5 had not started");
+    assert_eq!(placed(Some(run.iterations[6].end_ns + MS), true), None);
 }
 
 #[test]

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::check::{CheckClass, CheckResult, CheckStatus};
 
 /// Exit code of the bench; the number is the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ExitCode {
     /// Every expectation holds.
+    #[default]
     Pass,
     /// An expectation failed.
     Failed,

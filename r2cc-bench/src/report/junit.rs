@@ -7,7 +7,7 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::exit::{ExitCode, Verdict};
 use super::summary::Summary;
-use crate::check::{CheckResult, CheckStatus};
+use crate::check::{CheckResult, CheckStatus, NOT_KNOWN};
 
 /// `summary` and its repetitions as a JUnit document.
 ///
@@ -43,7 +43,8 @@ fn type_name(verdict: Verdict, exit_code: i32) -> String {
 }
 
 fn case(check: &CheckResult, class_name: &str) -> TestCase {
-    let unit = if check.unit.is_empty() { String::new() } else { format!(" {}", check.unit) };
+    let unit =
+        if check.unit.is_empty() || check.actual == NOT_KNOWN { String::new() } else { format!(" {}", check.unit) };
     let mut message = format!("{}{unit}, expected {}", check.actual, check.expected);
     if let Some(detail) = &check.detail {
         message.push_str(&format!("; {detail}"));

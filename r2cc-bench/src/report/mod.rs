@@ -23,3 +23,13 @@ pub use summary::{
     BaselineSummary, ClusterSummary, FaultSummary, IterationSummary, RunContext, SUMMARY_VERSION, Summary,
 };
 pub use text::{Paint, baseline_line, check_lines, fault_lines, iteration_table, repair_lines, run_text, verdict_line};
+
+/// The JSON Schema of `summary.json`.
+pub fn summary_schema() -> serde_json::Value {
+    schemars::schema_for!(Summary).to_value()
+}
+
+/// The JSON Schema of one line of `run.jsonl`.
+pub fn event_schema() -> serde_json::Value {
+    schemars::schema_for!(EventLine).to_value()
+}

@@ -10,7 +10,7 @@ use tabled::settings::{Alignment, Style, object::Columns};
 use thiserror::Error;
 
 use super::summary::Summary;
-use super::text::faulted_node;
+use super::text::{faulted_node, trimmed};
 use crate::check::figures::median;
 
 /// Why published figures cannot be shown.
@@ -140,6 +140,7 @@ impl Reference {
         let mut table = builder.build();
         table.with(Style::psql());
         table.modify(Columns::new(..), Alignment::right());
+        let table = trimmed(&table);
         format!(
             "beside {} ({} a rank; shown, not enforced)\ntimes over the healthy ones; shares of the bytes that {node} received\n{table}",
             self.testbed, self.bytes

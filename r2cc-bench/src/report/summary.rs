@@ -158,12 +158,6 @@ pub struct RunContext {
     pub environment: BTreeMap<String, String>,
 }
 
-impl Default for ExitCode {
-    fn default() -> Self {
-        Self::Pass
-    }
-}
-
 impl Summary {
     /// The summary of one run.
     pub fn of_run(

@@ -7,14 +7,15 @@ use std::env;
 use std::io::IsTerminal;
 
 use r2cc_inject::fault::Fault;
+use tabled::Table;
 use tabled::builder::Builder;
-use tabled::settings::object::{Columns, Object, Rows};
+use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Style};
 
 use super::exit::Verdict;
 use super::summary::{FaultSummary, IterationSummary, Summary};
 use crate::check::record::NicCounters;
-use crate::check::{CheckResult, CheckStatus};
+use crate::check::{CheckResult, CheckStatus, NOT_KNOWN};
 use crate::suite::MANAGEMENT_NIC;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -100,9 +101,13 @@ pub fn iteration_table(summary: &Summary) -> String {
     }
     let mut table = builder.build();
     table.with(Style::psql());
-    table.modify(Columns::new(..).not(Rows::first()), Alignment::right());
-    table.modify(Rows::first(), Alignment::center());
-    table.to_string()
+    table.modify(Columns::new(..), Alignment::right());
+    trimmed(&table)
+}
+
+/// A table without the blanks that end its lines.
+pub(super) fn trimmed(table: &Table) -> String {
+    table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
 fn mib(bytes: Option<u64>) -> String {
@@ -207,7 +212,11 @@ fn check_line(check: &CheckResult, width: usize, paint: Paint) -> String {
         CheckStatus::Inconclusive | CheckStatus::Note => 33,
         CheckStatus::Skipped => 2,
     };
-    let unit = if check.unit.is_empty() { String::new() } else { format!(" {}", check.unit) };
+    let unit = match check.unit.as_str() {
+        "" => String::new(),
+        _ if check.actual == NOT_KNOWN => String::new(),
+        unit => format!(" {unit}"),
+    };
     let mut line = format!(
         "{} {:<width$}  {}{unit} (expected {})",
         paint.word(&word, code),

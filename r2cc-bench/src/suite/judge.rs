@@ -73,6 +73,8 @@ impl Judge<'_> {
             if nic.is_empty() || nic.len() > INTERFACE_NAME_MAX || !nic.chars().all(plain) {
                 let what = format!("`{nic}` cannot name an interface");
                 self.say(&at, what, format!("at most {INTERFACE_NAME_MAX} letters, digits, `-`, `_` and `.`"));
+            } else if nic == "lo" {
+                self.say(&at, "`lo` is the loopback interface of every node", "name only data NICs");
             } else if nic == MANAGEMENT_NIC {
                 self.say(&at, format!("`{nic}` is the management interface of every node"), "name only data NICs");
             } else if nics[..position].contains(nic) {

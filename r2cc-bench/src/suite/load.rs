@@ -16,6 +16,15 @@ pub const MODELINE: &str = "# yaml-language-server: $schema=";
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| schemars::schema_for!(Suite).to_value());
 
+/// Where `text`, a YAML or JSON document, departs from `schema`.
+#[cfg(test)]
+pub(crate) fn departures(schema: &Value, text: &str) -> Vec<Problem> {
+    match tree::read(text) {
+        Ok(root) => read::departures(schema, &root, text),
+        Err(error) => vec![unreadable(&error, text)],
+    }
+}
+
 /// The JSON Schema of suite files.
 pub fn schema() -> &'static Value {
     &SCHEMA

@@ -18,6 +18,8 @@ mod values;
 
 pub use error::{Problem, SuiteError};
 pub use judge::MANAGEMENT_NIC;
+#[cfg(test)]
+pub(crate) use load::departures;
 pub use load::{Listed, MODELINE, list, schema};
 pub use model::*;
 pub use plan::plan;

@@ -69,7 +69,9 @@ impl<'a> Walk<'a> {
                 self.node(property, &entry.node, &inside(&entry.key));
                 continue;
             }
-            let known: Vec<&str> = properties.keys().map(String::as_str).collect();
+            let mut known: Vec<&str> = properties.keys().map(String::as_str).collect();
+            // The order of a JSON map depends on how serde_json was built.
+            known.sort_unstable();
             let hint = match nearest(&entry.key, &known) {
                 Some(close) => format!("did you mean `{close}`?"),
                 None => format!("known keys: {}", known.join(", ")),
