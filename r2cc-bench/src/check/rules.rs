@@ -1,13 +1,14 @@
 //! Checks of elements, of byte and event counters, and of what the ranks believe.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use r2cc_inject::fault::{Fault, Kind};
 
 use super::figures;
 use super::record::{FaultRecord, FaultViewEntry, IterationRecord, RunRecord};
 use super::{CheckClass, CheckResult};
-use crate::suite::{Suite, effect};
+use crate::suite::{Schedule, Suite, WorkloadKind, effect};
 
 /// How far the NICs of a healthy node may be from equal shares, relative.
 const HEALTHY_SHARE_WITHIN: f64 = 0.02;
@@ -50,6 +51,7 @@ pub(super) fn elements(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
 /// Shares of NICs, bytes of nodes, events of the transport, and fault views.
 pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     let mut results = vec![healthy_nic_shares(suite, record)];
+    results.extend(baseline_bytes(suite, record));
     results.extend(survivors_share(suite, record));
     results.extend(node_bytes(suite, record));
     let checks = &suite.checks;
@@ -100,6 +102,34 @@ fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {
             .because(format!("furthest from equal: {}", share.place)),
         _ => result.unknown(expected, "the baseline has no counters"),
     }
+}
+
+/// Wire bytes over payload bytes that a healthy ring may have: headers and acknowledgements
+/// of full-sized segments take under 8 %; what goes once over a NIC and back is 100 %.
+const WIRE_OVER_PAYLOAD: RangeInclusive<f64> = 0.999..=1.1;
+
+/// That the collective really crossed the NICs, each payload byte about once.
+fn baseline_bytes(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
+    let ring = suite.library.schedule == Schedule::Ring && suite.workload.kind == WorkloadKind::AllreduceLoop;
+    if !ring {
+        return None;
+    }
+    let result = CheckResult::new("baseline_bytes", CheckClass::Counters, "x the payload of a flat ring");
+    let (least, most) = (WIRE_OVER_PAYLOAD.start(), WIRE_OVER_PAYLOAD.end());
+    let expected = format!("{least} to {most}");
+    let payload = figures::ring_bytes(suite, record);
+    let ratios = suite.node_names().into_iter().filter_map(|node| {
+        let ratio = figures::healthy_rx_bytes(record, &node)? / payload;
+        ratio.is_finite().then_some((ratio, node))
+    });
+    let middle = (least + most) / 2.0;
+    let worst = ratios.max_by(|a, b| (a.0 - middle).abs().total_cmp(&(b.0 - middle).abs()));
+    Some(match worst {
+        Some((ratio, node)) => result
+            .judged(WIRE_OVER_PAYLOAD.contains(&ratio), expected, format!("{ratio:.4}"))
+            .because(format!("furthest off: {node}")),
+        None => result.unknown(expected, "the baseline has no counters"),
+    })
 }
 
 /// Slack for the binary representation of decimal limits.

@@ -257,6 +257,24 @@ fn healthy_nics_share_equally_within_two_percent_over_the_baseline() {
 }
 
 #[test]
+fn a_healthy_ring_crosses_the_nics_about_once() {
+    let payload = 2.0 * 5.0 / 6.0 * f64::from(64 << 20);
+    let ratio = |ratio: f64| {
+        bent("baseline_bytes", |run| {
+            for iteration in &mut run.baseline {
+                // All of node-2's bytes on one NIC, to hit the ratio exactly.
+                let ports = iteration.nics.get_mut("node-2").unwrap();
+                ports.values_mut().for_each(|port| port.passed_rx_bytes = 0);
+                ports.get_mut("mlx5_0").unwrap().passed_rx_bytes = (payload * ratio) as u64;
+            }
+        })
+    };
+    assert_eq!((ratio(0.9995), ratio(0.998)), (Pass, Fail), "bytes that never crossed a NIC");
+    assert_eq!((ratio(1.0999), ratio(1.101)), (Pass, Fail), "bytes that crossed more than once");
+    assert_eq!(bent("baseline_bytes", |run| run.baseline.clear()), Inconclusive);
+}
+
+#[test]
 fn node_bytes_are_relative_to_the_healthy_iterations() {
     let rule = |value| {
         move |suite: &mut Suite| {

@@ -8,6 +8,7 @@ mod event;
 mod exit;
 mod folder;
 mod junit;
+mod rebuild;
 mod reference;
 mod summary;
 #[cfg(test)]
@@ -18,6 +19,7 @@ pub use event::{EVENT_VERSION, Event, EventLine};
 pub use exit::{ExitCode, Verdict, judge};
 pub use folder::{EventLog, FolderError, ResultsFolder};
 pub use junit::junit;
+pub use rebuild::{RebuildError, RebuiltRun, rebuild};
 pub use reference::{Reference, ReferenceError, ReferenceFault};
 pub use summary::{
     BaselineSummary, ClusterSummary, FaultSummary, IterationSummary, RunContext, SUMMARY_VERSION, Summary,

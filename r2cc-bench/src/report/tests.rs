@@ -266,3 +266,62 @@ fn every_event_reads_back() {
         assert_eq!(departures(&schema, &text), vec![], "{text}");
     }
 }
+
+/// `record` as the events of one repetition.
+fn told(record: &RunRecord, repetition: u32) -> Vec<Event> {
+    let mut events = vec![Event::Started {
+        repetition,
+        suite: Box::new(suite_01()),
+        backend: "host".into(),
+        bytes: record.bytes,
+        ranks_per_node: record.ranks_per_node,
+        environment: context().environment,
+    }];
+    events.push(Event::Goodput(record.goodput_bits_s.clone()));
+    events.extend(record.baseline.iter().cloned().map(Event::Baseline));
+    events.extend(record.iterations.iter().cloned().map(Event::Iteration));
+    events.extend(record.faults.iter().cloned().map(Event::Fault));
+    events.extend(record.repairs.iter().cloned().map(Event::Repair));
+    events.extend(record.fault_view.iter().map(|(rank, view)| Event::FaultView { rank: *rank, entries: view.clone() }));
+    events.push(Event::Transport(record.transport));
+    events.push(Event::Switch(record.switch.clone()));
+    events
+}
+
+#[test]
+fn a_recorded_run_is_rebuilt_from_its_events_even_when_the_bench_was_killed() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = ResultsFolder::open(place.path()).unwrap();
+    let mut log = folder.event_log().unwrap();
+    let mut second = record_01();
+    second.iterations.truncate(4);
+    log.record(0, Event::Note { text: "building the cluster".into() }).unwrap();
+    for event in told(&record_01(), 1) {
+        log.record(1, event).unwrap();
+    }
+    log.record(2, Event::Check(result(CheckClass::Cut, CheckStatus::Pass))).unwrap();
+    log.record(3, Event::Ended { verdict: Verdict::Pass, exit_code: 0 }).unwrap();
+    for event in told(&second, 2) {
+        log.record(4, event).unwrap();
+    }
+    let mut text = std::fs::read_to_string(place.path().join("run.jsonl")).unwrap();
+    text.push_str("{\"version\":1,\"at_ns\":9,\"eve");
+    let runs = rebuild(&text).unwrap();
+    assert_eq!(runs.len(), 2);
+    assert!(runs[0].record == record_01() && runs[1].record == second);
+    assert_eq!((runs[0].suite.clone(), runs[0].checks.len()), (suite_01(), 1));
+    assert_eq!((runs[0].ended, runs[1].ended), (Some((Verdict::Pass, 0)), None));
+}
+
+#[test]
+fn lines_that_are_no_events_are_told_by_their_number() {
+    let event = |event| serde_json::to_string(&EventLine { version: EVENT_VERSION, at_ns: 0, event }).unwrap();
+    let note = event(Event::Note { text: "x".into() });
+    let error = |text: &str| rebuild(text).unwrap_err();
+    assert!(matches!(error(&format!("{note}\nnonsense\n")), RebuildError::Malformed { line: 2, .. }));
+    let newer = note.replacen("\"version\":1", "\"version\":2", 1);
+    assert!(matches!(error(&format!("{newer}\n")), RebuildError::Version { line: 1, version: 2 }));
+    let early = event(Event::Switch([(0, 1)].into()));
+    assert!(matches!(error(&format!("{note}\n{early}\n")), RebuildError::NotStarted { line: 2 }));
+    assert!(rebuild("").unwrap().is_empty());
+}

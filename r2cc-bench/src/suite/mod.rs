@@ -6,6 +6,7 @@
 
 pub(crate) mod effect;
 mod error;
+mod expect;
 mod judge;
 mod load;
 mod model;
@@ -17,10 +18,14 @@ mod tree;
 mod values;
 
 pub use error::{Problem, SuiteError};
+pub use expect::{Checks, ElementCheck, Near, NodeBytes, Statistic, TimeRatio, TimeRatios};
 pub use judge::MANAGEMENT_NIC;
 #[cfg(test)]
 pub(crate) use load::departures;
 pub use load::{Listed, MODELINE, list, schema};
-pub use model::*;
+pub use model::{
+    AfterRepair, ClusterKind, ClusterSpec, DType, Fabric, LibrarySpec, Mode, Op, Scale, ScaleRow, Scales, Schedule,
+    Suite, Sync, Timing, WorkloadKind, WorkloadSpec,
+};
 pub use plan::plan;
 pub use values::{BitRate, Bytes, IterationRange, Percent, ValueError};

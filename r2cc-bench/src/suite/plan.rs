@@ -8,7 +8,8 @@ use std::time::Duration;
 use r2cc_inject::fault::{At, Fault, Kind, Offset, Trigger, Until};
 
 use super::effect;
-use super::model::{AfterRepair, ClusterKind, Fabric, Mode, ScaleRow, Schedule, Statistic, Suite, Timing};
+use super::expect::Statistic;
+use super::model::{AfterRepair, ClusterKind, Fabric, Mode, ScaleRow, Schedule, Suite, Timing};
 
 /// Setting up and tearing down an emulated cluster, the goodput measurement included.
 const SETUP_SECONDS: f64 = 6.0;
