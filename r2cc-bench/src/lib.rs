@@ -6,4 +6,6 @@ pub mod doctor;
 pub mod elements;
 pub mod goodput;
 pub mod report;
+pub mod run;
 pub mod suite;
+pub mod workload;

@@ -1,0 +1,417 @@
+//! Runs a suite: builds the cluster, starts the ranks, measures healthy iterations, injects the faults,
+//! records everything and has it judged. [`run`] is the whole of it; nothing is left when it returns.
+
+mod counters;
+mod environment;
+mod faults;
+mod progress;
+mod ranks;
+
+pub use faults::Cutter;
+pub use progress::Progress;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use r2cc::transport::now;
+use r2cc_inject::{Injector, PortSpec};
+
+use crate::check::record::{IterationRecord, NodeCounters, Span, TransportRecord, WrongElement};
+use crate::check::{self, CheckResult, RunRecord, figures};
+use crate::cluster::{self, ClusterError, EmulatedCluster};
+use crate::goodput;
+use crate::report::{Event, EventLog, ExitCode, RunContext, Summary};
+use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing};
+use crate::workload::job::{Job, JobError};
+use crate::workload::{Damage, Order, RankConfig, Report};
+
+use faults::{FaultDriver, JobFacts};
+
+/// How long plain TCP is measured.
+const GOODPUT_TIME: Duration = Duration::from_secs(1);
+/// Baseline iterations when the first few are noisy.
+const BASELINE_MOST: u32 = 15;
+/// Spread of the baseline, in percent, that counts as noise.
+const NOISY_PERCENT: f64 = 1.0;
+const JOIN_BOUND: Duration = Duration::from_secs(60);
+const CLOSE_BOUND: Duration = Duration::from_secs(10);
+/// Seconds that a link may be without a live path before every rank gets an error.
+const LINK_BOUND_S: u64 = 30;
+/// Port of the rendezvous, inside the cluster's own namespaces.
+const RENDEZVOUS_PORT: u16 = 29_500;
+
+/// How a suite is to be run.
+#[derive(Debug)]
+pub struct Settings {
+    /// This program, which also is the ranks' program.
+    pub program: PathBuf,
+    /// Whether timing checks count.
+    pub timing: Timing,
+    /// Damage what a rank receives in this iteration.
+    pub corrupt: Option<(u32, bool)>,
+    /// Leave only checks of this name.
+    pub only: Option<String>,
+    /// Who blocks ports.
+    pub cutter: Cutter,
+    /// Seed of whatever is random.
+    pub seed: u64,
+}
+
+/// Runs a suite once; `out` gets the ranks' logs and event files.
+///
+/// # Errors
+/// If nothing could be recorded at all; everything else is in the summary.
+pub fn run(
+    suite: &Suite,
+    settings: &Settings,
+    repetition: u32,
+    out: &Path,
+    log: &mut EventLog,
+    progress: &Progress,
+    interrupted: &AtomicBool,
+) -> Result<Summary> {
+    let row = suite.default_row();
+    let mut record = RunRecord {
+        bytes: suite.scale(row).map_or(0, |scale| scale.bytes.0),
+        ranks_per_node: suite.ranks_per_node(row),
+        ..RunRecord::default()
+    };
+    let environment = environment::describe();
+    log.record(
+        at_ns(),
+        Event::Started {
+            repetition,
+            suite: Box::new(suite.clone()),
+            backend: row.name().into(),
+            bytes: record.bytes,
+            ranks_per_node: record.ranks_per_node,
+            environment: environment.clone(),
+        },
+    )?;
+    let mut context = RunContext { backend: row.name().into(), ended: None, environment };
+    let mut session = Session { suite, settings, row, out, log, progress, interrupted, record: &mut record };
+    if let Err(error) = session.conduct() {
+        context.ended = Some((exit_code(&error), format!("{error:#}")));
+    }
+    let mut checks = check::evaluate(suite, &record, settings.timing);
+    if let Some(name) = &settings.only {
+        check::keep_only(&mut checks, name);
+    }
+    settle(log, &record, &checks)?;
+    let summary = Summary::of_run(suite, row, &record, checks, &context);
+    log.record(at_ns(), Event::Ended { verdict: summary.verdict, exit_code: summary.exit_code })?;
+    Ok(summary)
+}
+
+fn settle(log: &mut EventLog, record: &RunRecord, checks: &[CheckResult]) -> Result<()> {
+    for fault in &record.faults {
+        log.record(at_ns(), Event::Fault(fault.clone()))?;
+    }
+    for repair in &record.repairs {
+        log.record(at_ns(), Event::Repair(repair.clone()))?;
+    }
+    for (rank, entries) in &record.fault_view {
+        log.record(at_ns(), Event::FaultView { rank: *rank, entries: entries.clone() })?;
+    }
+    log.record(at_ns(), Event::Transport(record.transport))?;
+    checks.iter().try_for_each(|check| Ok(log.record(at_ns(), Event::Check(check.clone()))?))
+}
+
+fn at_ns() -> u64 {
+    now().as_nanos() as u64
+}
+
+/// What an error means for the exit code.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if let Some(error) = error.downcast_ref::<JobError>() {
+        return match error {
+            JobError::Interrupted => ExitCode::Interrupted,
+            JobError::TimedOut { .. } => ExitCode::TimedOut,
+            JobError::Lost { .. } => ExitCode::Failed,
+            JobError::Io { .. } => ExitCode::Internal,
+        };
+    }
+    if error.downcast_ref::<ClusterError>().is_some_and(ClusterError::is_environment)
+        || error.downcast_ref::<r2cc_inject::Error>().is_some()
+    {
+        return ExitCode::NotReady;
+    }
+    ExitCode::Internal
+}
+
+struct Session<'a> {
+    suite: &'a Suite,
+    settings: &'a Settings,
+    row: ScaleRow,
+    out: &'a Path,
+    log: &'a mut EventLog,
+    progress: &'a Progress,
+    interrupted: &'a AtomicBool,
+    record: &'a mut RunRecord,
+}
+
+impl Session<'_> {
+    fn conduct(&mut self) -> Result<()> {
+        let rate = self.suite.scale(self.row).and_then(|scale| scale.nic_rate).map(|rate| rate.0);
+        let nics: Vec<&str> = self.suite.cluster.nics.iter().map(String::as_str).collect();
+        let fabric = match self.suite.cluster.fabric {
+            crate::suite::Fabric::Rails => cluster::Fabric::Rails,
+            crate::suite::Fabric::Any => cluster::Fabric::Any,
+        };
+        let spec = cluster::ClusterSpec::uniform(self.suite.cluster.nodes as usize, &nics, rate, fabric);
+        self.note(format!("cluster: {} nodes, NICs {}", spec.nodes.len(), nics.join(", ")))?;
+        let cluster = EmulatedCluster::build(&spec)?;
+
+        self.note("plain TCP: measuring goodput".into())?;
+        let goodput = goodput::measure(&cluster, &self.settings.program, GOODPUT_TIME)?;
+        self.record.goodput_bits_s = goodput.nodes.iter().map(|n| (n.node.clone(), n.received_bits_s)).collect();
+        self.log.record(at_ns(), Event::Goodput(self.record.goodput_bits_s.clone()))?;
+
+        let injector = Injector::attach(&self.ports(&cluster))?;
+        let driver = Mutex::new(FaultDriver::new(&cluster, injector, rate));
+        let configs = self.configs(&cluster)?;
+        let program = self.settings.program.clone();
+        let command = |config: &RankConfig| {
+            let mut command = cluster.command(&config.node, &program).map_err(std::io::Error::other)?;
+            command.args(["worker", "rank"]);
+            Ok(command)
+        };
+        self.note(format!("ranks: starting {}", configs.len()))?;
+        let mut job = Job::start(&configs, command, self.out, self.interrupted)?;
+        let outcome = self.measure(&cluster, &driver, &configs, &mut job);
+        // Killed before the story is read, so that no event file grows any more; the first error counts.
+        drop(job);
+        let told = self.collect_stories(&configs);
+        outcome.and(told)
+    }
+
+    /// Ports to count at and to act on.
+    fn ports<'c>(&self, cluster: &'c EmulatedCluster) -> Vec<PortSpec<'c>> {
+        use std::os::fd::AsFd;
+        let wants_mgmt = self.suite.faults.iter().any(|fault| fault.target.nic == MANAGEMENT_NIC);
+        let of = |node: &'c cluster::Node| {
+            let mgmt = wants_mgmt.then_some(&node.mgmt);
+            node.nics.iter().chain(mgmt).map(|nic| PortSpec {
+                node: node.name.clone(),
+                nic: nic.name.clone(),
+                netns: Some(node.netns.as_fd()),
+                ifname: nic.name.clone(),
+            })
+        };
+        cluster.nodes().iter().flat_map(of).collect()
+    }
+
+    fn configs(&self, cluster: &EmulatedCluster) -> Result<Vec<RankConfig>> {
+        let per_node = self.suite.ranks_per_node(self.row) as usize;
+        let world = self.suite.ranks(self.row) as usize;
+        let first = cluster.nodes().first().context("a cluster without nodes")?;
+        let rendezvous = SocketAddr::new(first.mgmt.addr.into(), RENDEZVOUS_PORT);
+        let secret = format!("{}-{}", cluster.id(), at_ns());
+        let config = |rank: usize| RankConfig {
+            rank,
+            world,
+            node: cluster.nodes()[rank / per_node].name.clone(),
+            rendezvous,
+            secret: secret.clone(),
+            nics: self.suite.cluster.nics.clone(),
+            events: self.out.join(format!("events-rank-{rank}.jsonl")),
+            bytes: self.record.bytes,
+            dtype: self.suite.workload.dtype.name().into(),
+            op: self.suite.workload.op.name().into(),
+            in_place: self.suite.workload.in_place,
+            link_bound_s: LINK_BOUND_S,
+        };
+        Ok((0..world).map(config).collect())
+    }
+
+    fn measure(
+        &mut self,
+        cluster: &EmulatedCluster,
+        driver: &Mutex<FaultDriver<'_>>,
+        configs: &[RankConfig],
+        job: &mut Job<'_>,
+    ) -> Result<()> {
+        job.gather("joining", JOIN_BOUND)?;
+        self.baseline(cluster, driver, job)?;
+        let pids = configs.iter().fold(Vec::<(String, u32)>::new(), |mut pids, config| {
+            if pids.last().is_none_or(|(node, _)| *node != config.node) {
+                pids.push((config.node.clone(), job.pid(config.rank)));
+            }
+            pids
+        });
+        let record = &*self.record;
+        let healthy = |node: &str, nic: &str| figures::healthy_port_rx_bytes(record, node, nic);
+        let program = self.settings.program.clone();
+        let facts = JobFacts { program, pids, healthy: &healthy, seed: self.settings.seed };
+        lock(driver).arm(&self.suite.faults, self.settings.cutter, &facts)?;
+
+        let mut starts = Vec::new();
+        let stop = AtomicBool::new(false);
+        let outcome = thread::scope(|scope| {
+            let keeper = scope.spawn(|| keep(driver, &stop));
+            let outcome = self.iterations(cluster, driver, job, &mut starts);
+            stop.store(true, Ordering::Relaxed);
+            let kept = keeper.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the fault keeper panicked")));
+            outcome.and(kept)
+        });
+        // Whatever happened: the faults end here.
+        self.record.faults = lock(driver).finish(&self.record.iterations, &starts)?;
+        outcome?;
+        job.order(|_| Order::Finish)?;
+        for report in job.gather("closing", CLOSE_BOUND)? {
+            let Report::Finished { payload_bytes, replayed_bytes, paths_suspected, paths_failed, paths_down } = report
+            else {
+                anyhow::bail!("a rank answered {report:?} to the order to finish");
+            };
+            let TransportRecord { payload_bytes: p, replayed_bytes: r, paths_suspected: s, paths_failed: f, .. } =
+                &mut self.record.transport;
+            *p += payload_bytes;
+            *r += replayed_bytes;
+            *s += paths_suspected;
+            *f += paths_failed;
+            self.record.transport.paths_down_at_end += paths_down;
+        }
+        Ok(job.wait(CLOSE_BOUND)?)
+    }
+
+    fn baseline(
+        &mut self,
+        cluster: &EmulatedCluster,
+        driver: &Mutex<FaultDriver<'_>>,
+        job: &mut Job<'_>,
+    ) -> Result<()> {
+        let wanted = self.suite.workload.baseline;
+        for index in 1..=wanted.max(BASELINE_MOST) {
+            let noisy = || figures::baseline(self.record).is_none_or(|b| b.mad_percent > NOISY_PERCENT);
+            if index > wanted && !noisy() {
+                break;
+            }
+            self.progress.iteration("baseline", index, wanted.max(index));
+            let (iteration, _) = self.iterate(cluster, driver, job, index, u64::from(index), None)?;
+            self.log.record(at_ns(), Event::Baseline(iteration.clone()))?;
+            self.record.baseline.push(iteration);
+        }
+        Ok(())
+    }
+
+    fn iterations(
+        &mut self,
+        cluster: &EmulatedCluster,
+        driver: &Mutex<FaultDriver<'_>>,
+        job: &mut Job<'_>,
+        starts: &mut Vec<NodeCounters>,
+    ) -> Result<()> {
+        let count = self.suite.workload.iterations;
+        for index in 1..=count {
+            self.progress.iteration("iteration", index, count);
+            let corrupt = self.settings.corrupt.filter(|(at, _)| *at == index).map(|(_, nan)| nan);
+            let number = 1000 + u64::from(index);
+            let (iteration, start) = self.iterate(cluster, driver, job, index, number, corrupt)?;
+            starts.push(start);
+            self.log.record(at_ns(), Event::Iteration(iteration.clone()))?;
+            self.record.iterations.push(iteration);
+        }
+        Ok(())
+    }
+
+    /// One collective on every rank; also returns the programs' counters at its start.
+    fn iterate(
+        &mut self,
+        cluster: &EmulatedCluster,
+        driver: &Mutex<FaultDriver<'_>>,
+        job: &mut Job<'_>,
+        index: u32,
+        number: u64,
+        corrupt: Option<bool>,
+    ) -> Result<(IterationRecord, NodeCounters)> {
+        let seed = self.settings.seed;
+        let ports = lock(driver).injector().counters()?;
+        let before = counters::read(cluster, &ports)?;
+        let start = counters::of_programs(&ports);
+        let world = self.suite.ranks(self.row) as usize;
+        let damage = |rank: usize| {
+            let chosen = (seed % world as u64) as usize == rank;
+            let position = (seed / world as u64 % 10) as f64 / 10.0 + 0.05;
+            corrupt.filter(|_| chosen).map(|nan| Damage { seed, position, nan })
+        };
+        job.order(|rank| Order::Iterate { iteration: number, corrupt: damage(rank) })?;
+        let reports = job.gather(&format!("iteration {index}"), self.iteration_bound())?;
+        let after = counters::read(cluster, &lock(driver).injector().counters()?)?;
+        let mut iteration = IterationRecord { index, nics: counters::between(&before, &after), ..Default::default() };
+        for (rank, report) in reports.into_iter().enumerate() {
+            let Report::Iterated { iteration: told, start_ns, end_ns, checked, wrong, first_wrong } = report else {
+                anyhow::bail!("rank {rank} answered {report:?} to an iteration");
+            };
+            anyhow::ensure!(told == number, "rank {rank} answered for iteration {told}, not {number}");
+            iteration.ranks.insert(rank as u32, Span { start_ns, end_ns });
+            iteration.checked_elements += checked;
+            iteration.wrong_elements += wrong;
+            if let (None, Some((element, expected, actual))) = (&iteration.first_wrong, first_wrong) {
+                iteration.first_wrong = Some(WrongElement { rank: rank as u32, element, expected, actual });
+            }
+        }
+        iteration.start_ns = iteration.ranks.values().map(|span| span.start_ns).min().unwrap_or(0);
+        iteration.end_ns = iteration.ranks.values().map(|span| span.end_ns).max().unwrap_or(0);
+        Ok((iteration, start))
+    }
+
+    /// From physics: ten times the time at the goodput of plain TCP, and the bound after which ranks give up.
+    fn iteration_bound(&self) -> Duration {
+        let t0 = figures::t0_millis(self.suite, self.record).unwrap_or(10_000.0);
+        Duration::from_secs_f64(t0 / 1e3 * 10.0) + Duration::from_secs(LINK_BOUND_S + 30)
+    }
+
+    fn collect_stories(&mut self, configs: &[RankConfig]) -> Result<()> {
+        for config in configs.iter().filter(|config| config.events.exists()) {
+            let rank = config.rank as u32;
+            let story = ranks::read(&config.events, rank, &self.record.faults)?;
+            for event in story.transitions {
+                self.log.record(at_ns(), event)?;
+            }
+            self.record.repairs.extend(story.repairs);
+            self.record.fault_view.insert(rank, story.view);
+            let most = &mut self.record.transport.readmissions;
+            *most = (*most).max(story.readmissions);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, text: String) -> Result<()> {
+        self.progress.note(&text);
+        Ok(self.log.record(at_ns(), Event::Note { text })?)
+    }
+}
+
+fn lock<'a, 'c>(driver: &'a Mutex<FaultDriver<'c>>) -> std::sync::MutexGuard<'a, FaultDriver<'c>> {
+    // A step that panicked leaves a driver that can still end its faults.
+    driver.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Renews leases and does what is due, until told to stop.
+fn keep(driver: &Mutex<FaultDriver<'_>>, stop: &AtomicBool) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        let pace = {
+            let mut driver = lock(driver);
+            driver.step()?;
+            driver.pace()
+        };
+        thread::sleep(pace);
+    }
+    Ok(())
+}
+
+/// Summaries of several repetitions in one.
+pub fn combine(suite: &Suite, runs: Vec<Summary>) -> Option<Summary> {
+    Summary::of_repeats(suite, runs)
+}
+
+/// Environment for reports that have no run.
+pub fn environment() -> BTreeMap<String, String> {
+    environment::describe()
+}

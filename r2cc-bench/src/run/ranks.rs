@@ -1,0 +1,100 @@
+//! What the ranks say of themselves: their event files, read after the run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use r2cc::control::{Component, ViewEntry};
+use serde::Deserialize;
+
+use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord};
+use crate::report::Event;
+
+/// One line of an event file, as far as it is used here.
+#[derive(Debug, Deserialize)]
+struct Line {
+    at_ns: u64,
+    event: String,
+    peer: Option<u32>,
+    nic: Option<String>,
+    peer_nic: Option<String>,
+    from: Option<String>,
+    to: Option<String>,
+    cause: Option<String>,
+    noticed_ns: Option<u64>,
+    resumed_ns: Option<u64>,
+    replayed_bytes: Option<u64>,
+    view: Option<Vec<ViewEntry>>,
+}
+
+/// What one rank told.
+#[derive(Debug, Default)]
+pub(super) struct RankStory {
+    pub(super) repairs: Vec<RepairRecord>,
+    pub(super) transitions: Vec<Event>,
+    pub(super) view: Vec<FaultViewEntry>,
+    pub(super) readmissions: u32,
+}
+
+/// Reads a rank's event file.
+pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<RankStory> {
+    let text = fs::read_to_string(file).with_context(|| format!("event file {}", file.display()))?;
+    let mut story = RankStory::default();
+    let mut readmitted: BTreeMap<String, u32> = BTreeMap::new();
+    let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let line: Line =
+            serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
+        if let Some(view) = &line.view {
+            let view: Vec<FaultViewEntry> = view.iter().map(entry).collect();
+            if view.len() >= story.view.len() && !view.is_empty() {
+                story.view = view;
+            }
+            continue;
+        }
+        let (Some(peer), Some(nic), Some(to)) = (line.peer, &line.nic, &line.to) else { continue };
+        let cause = line.cause.clone().unwrap_or_default();
+        let text = format!(
+            "{nic} to rank {peer} {}: {} -> {to}, {cause}",
+            line.peer_nic.as_deref().unwrap_or("?"),
+            line.from.as_deref().unwrap_or("?")
+        );
+        story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: to.clone(), text });
+        let path = (peer, nic.clone());
+        *owed.entry(path.clone()).or_default() += line.replayed_bytes.unwrap_or(0);
+        match (line.event.as_str(), line.from.as_deref(), to.as_str()) {
+            ("path", Some("proving"), "live") => *readmitted.entry(nic.clone()).or_default() += 1,
+            ("path", Some("live" | "suspect" | "opening"), "failed") => {
+                let noticed = line.noticed_ns.unwrap_or(line.at_ns);
+                let dropped = faults.iter().filter_map(|f| f.first_drop_ns).filter(|at| *at <= noticed).max();
+                story.repairs.push(RepairRecord {
+                    rank,
+                    peer,
+                    nic: nic.clone(),
+                    cause,
+                    first_drop_to_detect_ms: dropped.map(|at| (noticed - at) as f64 / 1e6),
+                    detect_to_resume_ms: line.resumed_ns.map(|at| at.saturating_sub(noticed) as f64 / 1e6),
+                    replayed_bytes: owed.remove(&path).unwrap_or(0),
+                });
+            }
+            _ => {}
+        }
+    }
+    story.readmissions = readmitted.into_values().max().unwrap_or(0);
+    Ok(story)
+}
+
+fn entry(entry: &ViewEntry) -> FaultViewEntry {
+    let (rail, cause) = (Some(entry.rail.clone()), entry.cause.clone());
+    match &entry.component {
+        Component::Nic { node, nic } => {
+            FaultViewEntry { node: Some(node.clone()), nic: Some(nic.clone()), rail, state: "down".into(), cause }
+        }
+        Component::Rail => FaultViewEntry { node: None, nic: None, rail, state: "down".into(), cause },
+        Component::OneOf { candidates } => {
+            let state = format!("down at {}", candidates.join(" or "));
+            FaultViewEntry { node: None, nic: None, rail, state, cause }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The bench's side: one process a rank, started inside its node, killed with the bench.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Order, RankConfig, Report};
+
+/// How often a wait looks for an interrupt.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the other ranks have to say what they saw when one is lost.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// The ranks did not do what they were told.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// The user interrupted.
+    #[error("interrupted")]
+    Interrupted,
+    /// The bound passed.
+    #[error("after {seconds:.0} s these ranks had not finished {what}: {waiting:?}")]
+    TimedOut {
+        /// What they should have finished.
+        what: String,
+        /// The bound.
+        seconds: f64,
+        /// The ranks.
+        waiting: Vec<usize>,
+    },
+    /// Ranks ended or failed.
+    #[error("{}", told(first, others))]
+    Lost {
+        /// The rank that was lost first, and how.
+        first: (usize, String),
+        /// What the others said.
+        others: Vec<(usize, String)>,
+    },
+    /// A rank could not be started or spoken to.
+    #[error("rank {rank}: {source}")]
+    Io {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn told(first: &(usize, String), others: &[(usize, String)]) -> String {
+    let mut text = format!("rank {}: {}", first.0, first.1);
+    for (rank, words) in others {
+        text.push_str(&format!("\n  rank {rank}: {words}"));
+    }
+    text
+}
+
+#[derive(Debug)]
+enum FromRank {
+    Report(Report),
+    Ended,
+}
+
+#[derive(Debug)]
+struct Rank {
+    child: Child,
+    orders: Option<ChildStdin>,
+    ended: bool,
+}
+
+/// The processes of a job. Dropped: killed and reaped.
+#[derive(Debug)]
+pub struct Job<'a> {
+    ranks: Vec<Rank>,
+    reports: Receiver<(usize, FromRank)>,
+    interrupted: &'a AtomicBool,
+}
+
+impl<'a> Job<'a> {
+    /// Starts one process a rank: `command(rank)` enters its node; its talk goes to `rank-N.log` in `logs`.
+    ///
+    /// # Errors
+    /// If a process cannot be started.
+    pub fn start(
+        configs: &[RankConfig],
+        command: impl Fn(&RankConfig) -> Result<Command, io::Error>,
+        logs: &Path,
+        interrupted: &'a AtomicBool,
+    ) -> Result<Self, JobError> {
+        let (sender, reports) = channel();
+        let mut job = Self { ranks: Vec::new(), reports, interrupted };
+        for config in configs {
+            let rank = config.rank;
+            let started = (|| {
+                let log = File::create(logs.join(format!("rank-{rank}.log")))?;
+                let mut command = command(config)?;
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+                command.spawn()
+            })();
+            let mut child = started.map_err(|source| JobError::Io { rank, source })?;
+            if let Some(out) = child.stdout.take() {
+                let sender = sender.clone();
+                thread::spawn(move || read_reports(rank, out, &sender));
+            }
+            let orders = child.stdin.take();
+            job.ranks.push(Rank { child, orders, ended: false });
+            job.write(rank, config)?;
+        }
+        Ok(job)
+    }
+
+    /// Process of a rank.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.ranks[rank].child.id()
+    }
+
+    fn write<T: serde::Serialize>(&mut self, rank: usize, line: &T) -> Result<(), JobError> {
+        let Some(orders) = &mut self.ranks[rank].orders else { return Ok(()) };
+        let written = serde_json::to_vec(line).map_err(io::Error::from).and_then(|mut bytes| {
+            bytes.push(b'\n');
+            orders.write_all(&bytes).and_then(|()| orders.flush())
+        });
+        match written {
+            // A rank that has ended is noticed by its closed output, with the reason.
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.map_err(|source| JobError::Io { rank, source }),
+        }
+    }
+
+    /// Gives each rank its order.
+    ///
+    /// # Errors
+    /// If a rank cannot be spoken to.
+    pub fn order(&mut self, order: impl Fn(usize) -> Order) -> Result<(), JobError> {
+        (0..self.ranks.len()).try_for_each(|rank| self.write(rank, &order(rank)))
+    }
+
+    /// Waits for one report of every rank, in rank order.
+    ///
+    /// # Errors
+    /// If a rank is lost or fails, the bound passes, or the user interrupts.
+    pub fn gather(&mut self, what: &str, bound: Duration) -> Result<Vec<Report>, JobError> {
+        let deadline = Instant::now() + bound;
+        let mut reports: Vec<Option<Report>> = vec![None; self.ranks.len()];
+        while reports.iter().any(Option::is_none) {
+            match self.next(deadline)? {
+                Some((rank, FromRank::Report(Report::Failed { error }))) => return Err(self.lost(rank, Some(error))),
+                Some((rank, FromRank::Report(report))) => reports[rank] = Some(report),
+                Some((rank, FromRank::Ended)) => return Err(self.lost(rank, None)),
+                None => {
+                    let waiting = (0..reports.len()).filter(|rank| reports[*rank].is_none()).collect();
+                    return Err(JobError::TimedOut { what: what.to_owned(), seconds: bound.as_secs_f64(), waiting });
+                }
+            }
+        }
+        Ok(reports.into_iter().flatten().collect())
+    }
+
+    /// Next message, or `None` at the deadline.
+    fn next(&self, deadline: Instant) -> Result<Option<(usize, FromRank)>, JobError> {
+        loop {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(JobError::Interrupted);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            match self.reports.recv_timeout(left.min(LOOK)) {
+                Ok(message) => return Ok(Some(message)),
+                Err(RecvTimeoutError::Timeout) => {}
+                // All readers have ended, so their endings have been received.
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
+    }
+
+    /// How a lost rank ended, and what the others say of it.
+    fn lost(&mut self, rank: usize, error: Option<String>) -> JobError {
+        let mut words: Vec<Option<String>> = vec![None; self.ranks.len()];
+        let mut ended = vec![false; self.ranks.len()];
+        (ended[rank], words[rank]) = (error.is_none(), error);
+        let deadline = Instant::now() + LAST_WORDS;
+        while !ended.iter().all(|e| *e) {
+            match self.next(deadline) {
+                Ok(Some((rank, FromRank::Report(Report::Failed { error })))) => words[rank] = Some(error),
+                Ok(Some((rank, FromRank::Ended))) => ended[rank] = true,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        // A rank that was killed says nothing itself: it is the first cause.
+        let silent = (0..words.len()).find(|r| ended[*r] && words[*r].is_none());
+        let first = silent.unwrap_or(rank);
+        let describe = |job: &mut Self, rank: usize, words: Option<String>| match words {
+            Some(words) => words,
+            None => job.ending(rank),
+        };
+        let first_words = describe(self, first, words[first].clone());
+        let others = (0..words.len())
+            .filter(|r| *r != first)
+            .filter_map(|r| Some((r, words[r].clone()?)))
+            .collect();
+        JobError::Lost { first: (first, first_words), others }
+    }
+
+    fn ending(&mut self, rank: usize) -> String {
+        match self.ranks[rank].child.wait() {
+            Ok(status) => {
+                self.ranks[rank].ended = true;
+                format!("its process ended without a word ({status})")
+            }
+            Err(error) => format!("its process ended without a word ({error})"),
+        }
+    }
+
+    /// Waits for every process to end by itself.
+    ///
+    /// # Errors
+    /// If one ends in error or not within the bound.
+    pub fn wait(&mut self, bound: Duration) -> Result<(), JobError> {
+        let deadline = Instant::now() + bound;
+        for rank in 0..self.ranks.len() {
+            loop {
+                match self.ranks[rank].child.try_wait() {
+                    Ok(Some(status)) if status.success() => break self.ranks[rank].ended = true,
+                    Ok(Some(status)) => {
+                        self.ranks[rank].ended = true;
+                        return Err(JobError::Lost { first: (rank, format!("{status} while closing")), others: vec![] });
+                    }
+                    Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+                    Ok(None) => {
+                        let (what, seconds) = ("closing".to_owned(), bound.as_secs_f64());
+                        return Err(JobError::TimedOut { what, seconds, waiting: vec![rank] });
+                    }
+                    Err(source) => return Err(JobError::Io { rank, source }),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            rank.orders = None;
+            if !rank.ended {
+                // It may have ended by itself meanwhile; then there is nothing to kill.
+                let _ = rank.child.kill();
+                let _ = rank.child.wait();
+            }
+        }
+    }
+}
+
+fn read_reports(rank: usize, out: impl io::Read, sender: &Sender<(usize, FromRank)>) {
+    for line in BufReader::new(out).lines() {
+        let Ok(line) = line else { break };
+        let report = serde_json::from_str(&line)
+            .unwrap_or_else(|error| Report::Failed { error: format!("an unreadable report ({error}): {line}") });
+        if sender.send((rank, FromRank::Report(report))).is_err() {
+            return;
+        }
+    }
+    // A bench that does not listen any more is shutting down.
+    let _ = sender.send((rank, FromRank::Ended));
+}
