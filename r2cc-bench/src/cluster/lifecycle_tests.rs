@@ -99,7 +99,7 @@ fn file_of(state: &ClusterState) -> PathBuf {
 
 #[test]
 fn a_killed_bench_leaves_no_namespace_and_no_worker() {
-    let (mut bench, state) = start_holder("exec sleep 600");
+    let (mut bench, state) = start_holder("exec sleep 60");
     let inodes = inodes(&state);
     eventually("the worker is in its node", || {
         let inside = users_of(&inodes[..1]);
@@ -117,7 +117,7 @@ fn a_killed_bench_leaves_no_namespace_and_no_worker() {
 #[test]
 fn an_escaped_process_is_reported_until_it_ends_and_never_killed() {
     // A grandchild does not inherit the parent-death signal.
-    let (mut bench, state) = start_holder("sleep 600 & wait");
+    let (mut bench, state) = start_holder("sleep 60 & wait");
     let escaped = eventually("the grandchild runs in its node", || {
         let inside = users_of(&inodes(&state)[..1]);
         inside.iter().find_map(|path| {
