@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use r2cc_inject::observe::{self, SeenFault};
+use r2cc_inject::observe;
 use r2cc_inject::{Injector, Phase, PortSpec};
 use serde::{Deserialize, Serialize};
 
@@ -260,20 +260,30 @@ fn clusters_left(survey: &cluster::Survey) -> DoctorLine {
 fn leftover_faults() -> DoctorLine {
     match observe::sessions() {
         Ok(sessions) => {
-            let faults: Vec<SeenFault> = sessions.iter().flat_map(observe::Session::faults).collect();
+            let seen = sessions.iter().flat_map(observe::Session::faults);
+            let faults: Vec<OwnedFault> = seen
+                .map(|fault| OwnedFault { phase: fault.status.phase(), owner_pid: fault.owner_pid, label: fault.label })
+                .collect();
             faults_left(&faults, |pid| Path::new(&format!("/proc/{pid}")).exists())
         }
         Err(error) => fail("earlier faults", format!("cannot look: {error}"), "run as root"),
     }
 }
 
-fn faults_left(faults: &[SeenFault], alive: impl Fn(u32) -> bool) -> DoctorLine {
+/// What decides whether a fault was left behind.
+struct OwnedFault {
+    label: String,
+    owner_pid: u32,
+    phase: Phase,
+}
+
+fn faults_left(faults: &[OwnedFault], alive: impl Fn(u32) -> bool) -> DoctorLine {
     let check = "earlier faults";
-    let told = |wanted: &dyn Fn(&SeenFault) -> bool| -> Vec<String> {
+    let told = |wanted: &dyn Fn(&OwnedFault) -> bool| -> Vec<String> {
         let wanted = faults.iter().filter(|fault| wanted(fault));
-        wanted.map(|fault| format!("{} (pid {}, {})", fault.label, fault.owner_pid, fault.status.phase())).collect()
+        wanted.map(|fault| format!("{} (pid {}, {})", fault.label, fault.owner_pid, fault.phase)).collect()
     };
-    let is_left = |fault: &SeenFault| match fault.status.phase() {
+    let is_left = |fault: &OwnedFault| match fault.phase {
         Phase::Healed => false,
         // Its owner should have healed it, renewed it, or gone.
         Phase::Expired => true,
@@ -283,7 +293,7 @@ fn faults_left(faults: &[SeenFault], alive: impl Fn(u32) -> bool) -> DoctorLine 
     if !left.is_empty() {
         return fail(check, left.join(", "), "r2cc-inject heal --all");
     }
-    let in_use = told(&|fault| matches!(fault.status.phase(), Phase::Armed | Phase::Active));
+    let in_use = told(&|fault| matches!(fault.phase, Phase::Armed | Phase::Active));
     match in_use.as_slice() {
         [] => ok(check, "none left"),
         in_use => ok(check, format!("none left; in use: {}", in_use.join(", "))),
@@ -319,7 +329,6 @@ fn fail(check: &str, found: impl Into<String>, fix: impl Into<String>) -> Doctor
 mod tests {
     use super::*;
     use crate::cluster::{Orphan, Survey};
-    use r2cc_inject::FaultStatus;
 
     #[test]
     fn a_machine_that_runs_these_tests_as_root_can_run_the_bench() {
@@ -395,20 +404,13 @@ mod tests {
 
     #[test]
     fn a_fault_is_left_when_it_expired_or_its_owner_is_gone() {
-        let fault = |owner_pid, status: FaultStatus| SeenFault {
-            label: "drop@node-1/nic0 from now for run".to_owned(),
-            owner_pid,
-            owner_stops_on_sigterm: true,
-            status,
-        };
-        let active = FaultStatus { fired: true, ..FaultStatus::default() };
-        let expired = FaultStatus { expired: true, ..active.clone() };
-        let healed = FaultStatus { healed_at_ns: Some(1), ..expired.clone() };
-        let health = |faults: &[SeenFault]| faults_left(faults, |pid| pid == 1).health;
+        let fault =
+            |owner_pid, phase| OwnedFault { label: "drop@node-1/nic0 from now for run".to_owned(), owner_pid, phase };
+        let health = |faults: &[OwnedFault]| faults_left(faults, |pid| pid == 1).health;
         assert_eq!(health(&[]), Health::Ok);
-        assert_eq!(health(&[fault(1, active.clone()), fault(2, healed)]), Health::Ok);
-        assert_eq!(health(&[fault(2, active)]), Health::Fail);
-        assert_eq!(health(&[fault(1, expired)]), Health::Fail);
+        assert_eq!(health(&[fault(1, Phase::Active), fault(2, Phase::Healed)]), Health::Ok);
+        assert_eq!(health(&[fault(2, Phase::Active)]), Health::Fail);
+        assert_eq!(health(&[fault(1, Phase::Expired)]), Health::Fail);
     }
 
     #[test]
