@@ -2,10 +2,11 @@
 
 use super::{Time, Tuning};
 
-const SAMPLES: usize = 10;
-const SAMPLE_TIME: Time = Time::from_millis(5);
+const SAMPLES: usize = 8;
+/// Long enough that a burst of acknowledgements after a late wake-up of the peer does not look like a fast path.
+const SAMPLE_TIME: Time = Time::from_millis(20);
 
-/// Highest of the last ten samples of acknowledged bytes over at least 5 ms each. A maximum, because
+/// Highest of the last eight samples of acknowledged bytes over at least 20 ms each. A maximum, because
 /// a sample is low whenever the application, not the path, was the limit.
 #[derive(Clone, Debug)]
 pub struct RateEstimate {
@@ -74,7 +75,7 @@ mod tests {
         let mut rate = RateEstimate::default();
         rate.handle_busy(Time::ZERO);
         for i in 1..=SAMPLES as u32 {
-            rate.handle_acked(SAMPLE_TIME * i, bytes_s / 200);
+            rate.handle_acked(SAMPLE_TIME * i, bytes_s / 50);
         }
         rate
     }
@@ -104,7 +105,7 @@ mod tests {
         let mut rate = at(25_000_000);
         let later = Time::from_secs(10);
         rate.handle_busy(later);
-        rate.handle_acked(later + SAMPLE_TIME, 125_000);
+        rate.handle_acked(later + SAMPLE_TIME, 500_000);
         assert_eq!(rate.bytes_s(), Some(25_000_000));
     }
 }

@@ -1,0 +1,54 @@
+# No target: a release build placed in build/bin and build/lib. See README.md.
+CARGO ?= cargo
+# Debian packages that the tests use beside Rust, gcc, make and python.
+TEST_PACKAGES := iproute2 iperf3
+
+.PHONY: build demo test test-static test-units soak bench ebpf doc clean packages
+
+build:
+	$(CARGO) build --release --workspace
+	mkdir -p build/bin build/lib
+	cp target/release/r2cc-bench target/release/r2cc-inject build/bin/
+
+# One command from a fresh clone to the verdict of suite 01.
+demo: build
+	@build/bin/r2cc-bench run suites/01.yaml --out results/demo; code=$$?; \
+	if [ $$code -eq 3 ] && grep -q '"verdict": "timing-inconclusive"' results/demo/summary.json; then code=0; fi; exit $$code
+
+# The per-change set: formatting, lints, docs, unit, property, simulator, namespace and CLI tests,
+# then suite 01 with everything but timing enforced.
+test: packages test-static test-units build
+	build/bin/r2cc-bench run suites/01.yaml --timing advisory --quiet --out results/test-01
+	build/bin/r2cc-bench doctor
+
+test-static:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features
+
+# Tests that build clusters and attach programs share two cores: they run one binary after another.
+test-units:
+	$(CARGO) test --workspace --all-features
+
+# The repeated rows; by hand before an issue is closed. Results go to results/soak/.
+soak: build
+	.ci/soak
+
+# Throughput without shaping beside plain sockets.
+bench: build
+	$(CARGO) bench -p r2cc-bench
+
+# Rebuilds the kernel side; the object is checked in, so nobody else needs clang.
+ebpf:
+	r2cc-inject/ebpf/build.sh
+
+doc:
+	$(CARGO) doc --workspace --no-deps --open
+
+packages:
+	@missing=""; for tool in ip iperf3; do command -v $$tool >/dev/null || missing=1; done; \
+	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -y -q --no-install-recommends $(TEST_PACKAGES); fi
+
+clean:
+	$(CARGO) clean
+	rm -rf build
