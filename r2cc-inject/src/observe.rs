@@ -32,6 +32,8 @@ pub struct Session {
 pub struct SeenFault {
     /// what it is, where its owner said so
     pub label: String,
+    /// the ports it acts on, `NODE/NIC`
+    pub ports: Vec<String>,
     /// the process that armed it
     pub owner_pid: u32,
     /// whether that process heals and ends when sent SIGTERM
@@ -103,8 +105,14 @@ impl Session {
             .filter(|slot| self.maps.control[*slot].gate.read() != kernel::GATE_FREE)
             .map(|slot| {
                 let control = &self.maps.control[slot];
+                let acts_on = self.maps.rules[slot].ports.read();
+                let ports = self.ports.iter().enumerate();
                 SeenFault {
                     label: kernel::read_text(&control.label),
+                    ports: ports
+                        .filter(|(port, _)| acts_on >> port & 1 == 1)
+                        .map(|(_, (node, nic))| format!("{node}/{nic}"))
+                        .collect(),
                     owner_pid: u32::try_from(control.owner_pid.read()).unwrap_or(0),
                     owner_stops_on_sigterm: control.owner_kind.read() == kernel::OWNER_STOPS_ON_SIGTERM,
                     status: injector::status_of(&self.maps, slot, &self.ports),

@@ -119,8 +119,12 @@ pub fn rdma_bypass(ifname: &str) -> io::Result<Option<RdmaBypass>> {
         return Ok(None); // veth, bridge, loopback: no hardware behind it
     };
     // By bus address and not by /sys/class/net, which shows the interfaces of the
-    // namespace that mounted it, not of this thread's.
-    Ok(rdma_devices(Path::new("/sys/bus/pci/devices"), &bus_address)
+    // namespace that mounted it, not of this thread's. Subfunctions of a NIC are on the
+    // auxiliary bus.
+    let buses = ["/sys/bus/pci/devices", "/sys/bus/auxiliary/devices"];
+    Ok(buses
+        .into_iter()
+        .find_map(|bus| rdma_devices(Path::new(bus), &bus_address))
         .map(|devices| RdmaBypass { ifname: ifname.to_owned(), devices }))
 }
 

@@ -9,9 +9,7 @@ fn the_checked_in_object_is_built_from_the_checked_in_source() {
     let recorded = std::fs::read_to_string(folder.join("clang-version")).unwrap();
     let present = Command::new("clang-19").arg("--version").output();
     let present = present.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let same = present
-        .as_ref()
-        .is_ok_and(|text| text.lines().next() == Some(recorded.trim()));
+    let same = present.as_ref().is_ok_and(|text| text.lines().next() == Some(recorded.trim()));
     if !same {
         // Another compiler makes other bytes; only there the rebuilt object is not comparable.
         assert!(std::env::var_os("CI").is_none(), "CI needs {}", recorded.trim());

@@ -4,21 +4,19 @@
 use std::{
     collections::HashSet,
     ffi::CString,
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
-
-use aya::{
-    Ebpf, EbpfError, EbpfLoader,
-    maps::MapError,
-    programs::{Program, ProgramError, SchedClassifier, UProbe, Xdp},
-};
-use nix::sched::{CloneFlags, setns};
 
 use super::{Error, PortSpec, error::chain};
 use crate::{
     kernel::{self, Hook, MAX_PORTS},
+    netns,
     probe::rdma_bypass,
+};
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::MapError,
+    programs::{Program, ProgramError, SchedClassifier, UProbe, Xdp},
 };
 
 pub(super) fn load_and_attach(ports: &[PortSpec<'_>]) -> Result<(Ebpf, Vec<OwnedFd>), Error> {
@@ -150,21 +148,14 @@ fn index_of(ifname: &str) -> Option<u32> {
     Some(unsafe { libc::if_nametoindex(name.as_ptr()) }).filter(|index| *index != 0)
 }
 
-/// Runs `work` inside the port's namespace, on a thread of its own: the caller's thread
-/// never leaves its namespace, whatever happens.
+/// Runs `work` inside the port's namespace.
 fn in_namespace<T: Send>(port: &PortSpec<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     let Some(netns) = port.netns else {
         return work();
     };
-    let failed = |source: io::Error| Error::Namespace { node: port.node.clone(), nic: port.nic.clone(), source };
-    std::thread::scope(|scope| {
-        std::thread::Builder::new()
-            .spawn_scoped(scope, || {
-                setns(netns, CloneFlags::CLONE_NEWNET).map_err(|errno| failed(errno.into()))?;
-                work()
-            })
-            .map_err(failed)?
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    netns::within(netns, work).map_err(|source| Error::Namespace {
+        node: port.node.clone(),
+        nic: port.nic.clone(),
+        source,
+    })?
 }

@@ -356,3 +356,9 @@ fn slot_bit(slot: usize) -> u32 {
     // Slots are below MAX_FAULTS (32).
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
+
+// A lease is renewed from another thread than the one that arms.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Injector>();
+};

@@ -70,6 +70,27 @@ impl Lab {
         File::open(format!("/run/netns/{}", self.here)).unwrap()
     }
 
+    /// A process inside `here`, for commands that name a namespace by one.
+    pub(crate) fn holder(&self) -> Holder {
+        let mut command = Command::new("sleep");
+        let ns = self.here_fd();
+        command.arg("1000").stdin(Stdio::null());
+        // SAFETY: between fork and exec only setns is called, which allocates nothing.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+                setns(&ns, CloneFlags::CLONE_NEWNET).map_err(Into::into)
+            });
+        }
+        Holder(command.spawn().unwrap())
+    }
+
+    /// What `ip` or `tc` prints about `here`.
+    pub(crate) fn shown(&self, program: &str, line: &str) -> String {
+        let output = Command::new(program).args(["-n", &self.here]).args(line.split(' ')).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// A stream that sends for ever from `there` to `here` over pair `i`.
     pub(crate) fn inbound(&self, i: u32) -> Stream {
         Stream::start(&self.there, &self.here, &format!("10.88.{i}.1"))
@@ -106,6 +127,16 @@ impl Drop for Lab {
         for ns in [&self.here, &self.there] {
             Command::new("ip").args(["netns", "del", ns]).status().ok();
         }
+    }
+}
+
+/// A process that only is; ends when dropped.
+pub(crate) struct Holder(pub(crate) std::process::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
     }
 }
 
