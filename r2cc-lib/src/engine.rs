@@ -13,8 +13,9 @@ use serde_json::json;
 
 use crate::collective::{Buffers, Execution};
 use crate::communicator::Error;
-use crate::control::{EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, Statement};
+use crate::control::{EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement};
 use crate::dtype::{DType, ReduceOp};
+use crate::pace::PaceWatch;
 use crate::repair::{PathState, Time, Totals, Transition};
 use crate::schedule::RankPlan;
 use crate::topology::{Member, PairOfNics};
@@ -28,6 +29,9 @@ const IDLE_TICK: Time = Time::from_millis(50);
 const GOODBYE_TIME: Time = Time::from_secs(2);
 /// Control messages remembered for each origin, to pass each on once.
 const SEEN_MAX: usize = 4096;
+
+/// How often the rates of paths are compared.
+const PACE_TIME: Time = Time::from_millis(200);
 
 /// A request of the calling thread.
 pub(crate) enum Command {
@@ -82,6 +86,8 @@ pub(crate) struct State {
     gossip_number: u64,
     nics_up: Vec<bool>,
     last_tick: Time,
+    pace: PaceWatch,
+    pace_due: Time,
     done: bool,
 }
 
@@ -100,6 +106,8 @@ impl State {
             gossip_number: 0,
             nics_up: vec![true; roster[me].nics.len()],
             last_tick: Time::ZERO,
+            pace: PaceWatch::default(),
+            pace_due: Time::ZERO,
             done: false,
         }
     }
@@ -134,6 +142,7 @@ impl Engine {
                 self.links.handle_tick(at);
                 self.mesh.flush();
                 self.check_deadlines(at);
+                self.check_pace(at);
             }
             self.read_commands(at);
             self.settle(at);
@@ -239,6 +248,19 @@ impl Engine {
         }
     }
 
+    /// Tells of paths that have become slow, or are no longer.
+    fn check_pace(&mut self, at: Time) {
+        if at < self.state.pace_due {
+            return;
+        }
+        self.state.pace_due = at + PACE_TIME;
+        for (peer, from_nic, to_nic, slow) in self.state.pace.changes(&self.links.status()) {
+            let health = if slow { PathHealth::Slow } else { PathHealth::Up };
+            let fact = PathFact { from: self.me, to: peer, from_nic, to_nic, health, cause: "rate".into() };
+            self.say(at, Statement::Path(fact));
+        }
+    }
+
     /// Lets events, plan and links act on each other until nothing moves.
     fn settle(&mut self, at: Time) {
         loop {
@@ -316,12 +338,12 @@ impl Engine {
         });
         self.log.write(t.at, "path", &event);
         let (Some(from_nic), Some(to_nic)) = (pair.from_nic, pair.to_nic) else { return };
-        let fact = |up| PathFact { from: self.me, to: peer, from_nic, to_nic, up, cause: t.cause.word().into() };
-        let fact = match (t.from, t.to) {
-            (PathState::Live | PathState::Suspect | PathState::Opening, PathState::Failed) => fact(false),
-            (PathState::Proving, PathState::Live) => fact(true),
+        let health = match (t.from, t.to) {
+            (PathState::Live | PathState::Suspect | PathState::Opening, PathState::Failed) => PathHealth::Down,
+            (PathState::Proving, PathState::Live) => PathHealth::Up,
             _ => return,
         };
+        let fact = PathFact { from: self.me, to: peer, from_nic, to_nic, health, cause: t.cause.word().into() };
         self.say(at, Statement::Path(fact));
     }
 
@@ -354,7 +376,7 @@ impl Engine {
         }
         match gossip.statement {
             Statement::Path(fact) => {
-                if !fact.up
+                if fact.health == PathHealth::Down
                     && let Some(nic) = self.roster.get(fact.from).and_then(|m| m.nics.get(fact.from_nic))
                 {
                     self.links.handle_doubt(nic.subnet());

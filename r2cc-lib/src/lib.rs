@@ -8,6 +8,7 @@ mod communicator;
 pub mod control;
 pub mod dtype;
 mod engine;
+mod pace;
 pub mod repair;
 pub mod schedule;
 pub mod topology;

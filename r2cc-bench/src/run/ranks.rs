@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use r2cc::control::{Component, ViewEntry};
+use r2cc::control::{Component, PathHealth, ViewEntry};
 use serde::Deserialize;
 
 use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord};
@@ -87,13 +87,18 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
 
 fn entry(entry: &ViewEntry) -> FaultViewEntry {
     let (rail, cause) = (Some(entry.rail.clone()), entry.cause.clone());
+    let state = match entry.health {
+        PathHealth::Up => "up",
+        PathHealth::Slow => "slow",
+        PathHealth::Down => "down",
+    };
     match &entry.component {
         Component::Nic { node, nic } => {
-            FaultViewEntry { node: Some(node.clone()), nic: Some(nic.clone()), rail, state: "down".into(), cause }
+            FaultViewEntry { node: Some(node.clone()), nic: Some(nic.clone()), rail, state: state.into(), cause }
         }
-        Component::Rail => FaultViewEntry { node: None, nic: None, rail, state: "down".into(), cause },
+        Component::Rail => FaultViewEntry { node: None, nic: None, rail, state: state.into(), cause },
         Component::OneOf { candidates } => {
-            let state = format!("down at {}", candidates.join(" or "));
+            let state = format!("{state} at {}", candidates.join(" or "));
             FaultViewEntry { node: None, nic: None, rail, state, cause }
         }
     }

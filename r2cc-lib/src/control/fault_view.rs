@@ -10,6 +10,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::{Member, rails};
 
+/// How well a path does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PathHealth {
+    /// It carries chunks.
+    Up,
+    /// It carries chunks at less than half the rate that it had, and that its neighbours have.
+    Slow,
+    /// It is out of service.
+    Down,
+}
+
 /// A path as its sending rank sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathFact {
@@ -21,8 +33,8 @@ pub struct PathFact {
     pub from_nic: usize,
     /// The receiver's NIC, by index.
     pub to_nic: usize,
-    /// Whether the path carries chunks.
-    pub up: bool,
+    /// How well it does.
+    pub health: PathHealth,
     /// Why it changed.
     pub cause: String,
 }
@@ -54,6 +66,8 @@ pub struct ViewEntry {
     pub component: Component,
     /// The rail that it belongs to, `rail-1` being the first.
     pub rail: String,
+    /// How bad it is.
+    pub health: PathHealth,
     /// First cause that was told.
     pub cause: String,
 }
@@ -63,7 +77,7 @@ pub struct ViewEntry {
 pub struct FaultView {
     members: Vec<Member>,
     rails: Vec<Ipv4Addr>,
-    down: BTreeMap<(usize, usize, usize, usize), String>,
+    troubled: BTreeMap<(usize, usize, usize, usize), (PathHealth, String)>,
     dark: BTreeSet<(usize, usize)>,
 }
 
@@ -72,7 +86,7 @@ type End = (String, String);
 impl FaultView {
     /// Everything is taken to be up.
     pub fn new(members: &[Member]) -> Self {
-        Self { members: members.to_vec(), rails: rails(members), down: BTreeMap::new(), dark: BTreeSet::new() }
+        Self { members: members.to_vec(), rails: rails(members), troubled: BTreeMap::new(), dark: BTreeSet::new() }
     }
 
     /// Takes in a fact about a path. Facts that name no NIC of ours are ignored.
@@ -82,10 +96,11 @@ impl FaultView {
             return;
         }
         let key = (fact.from, fact.from_nic, fact.to, fact.to_nic);
-        if fact.up {
-            self.down.remove(&key);
-        } else {
-            self.down.entry(key).or_insert_with(|| fact.cause.clone());
+        match self.troubled.get(&key) {
+            _ if fact.health == PathHealth::Up => drop(self.troubled.remove(&key)),
+            // The first cause of a trouble counts.
+            Some((health, _)) if *health == fact.health => {}
+            _ => drop(self.troubled.insert(key, (fact.health, fact.cause.clone()))),
         }
     }
 
@@ -111,17 +126,18 @@ impl FaultView {
     pub fn entries(&self) -> Vec<ViewEntry> {
         let mut entries = Vec::new();
         for rail in 0..self.rails.len() {
-            self.judge_rail(rail, &mut entries);
+            self.judge_rail(rail, PathHealth::Down, &mut entries);
+            self.judge_rail(rail, PathHealth::Slow, &mut entries);
         }
         entries.sort();
         entries
     }
 
-    fn judge_rail(&self, rail: usize, entries: &mut Vec<ViewEntry>) {
+    fn judge_rail(&self, rail: usize, health: PathHealth, entries: &mut Vec<ViewEntry>) {
         let name = format!("rail-{}", rail + 1);
         let mut bad: BTreeMap<(End, End), String> = BTreeMap::new();
-        for ((from, from_nic, to, to_nic), cause) in &self.down {
-            if self.rail_of(*from, *from_nic) == rail {
+        for ((from, from_nic, to, to_nic), (its_health, cause)) in &self.troubled {
+            if *its_health == health && self.rail_of(*from, *from_nic) == rail {
                 let (a, b) = (self.end(*from, *from_nic), self.end(*to, *to_nic));
                 let pair = if a < b { (a, b) } else { (b, a) };
                 bad.entry(pair).or_insert_with(|| cause.clone());
@@ -131,8 +147,12 @@ impl FaultView {
         for (rank, nic) in self.dark.iter().filter(|(rank, nic)| self.rail_of(*rank, *nic) == rail) {
             let (node, nic) = self.end(*rank, *nic);
             bad.retain(|(a, b), _| *a != (node.clone(), nic.clone()) && *b != (node.clone(), nic.clone()));
-            let entry =
-                ViewEntry { component: Component::Nic { node, nic }, rail: name.clone(), cause: "carrier".into() };
+            let entry = ViewEntry {
+                component: Component::Nic { node, nic },
+                rail: name.clone(),
+                health: PathHealth::Down,
+                cause: "carrier".into(),
+            };
             if !entries.contains(&entry) {
                 entries.push(entry);
             }
@@ -143,7 +163,7 @@ impl FaultView {
         let pairs = self.pairs_in_use(rail);
         let cause = bad.values().next().cloned().unwrap_or_default();
         if pairs.len() > 1 && pairs.iter().all(|p| bad.contains_key(p)) {
-            entries.push(ViewEntry { component: Component::Rail, rail: name, cause });
+            entries.push(ViewEntry { component: Component::Rail, rail: name, health, cause });
             return;
         }
         // Ends all of whose pairs are dead; each explains the pairs it is part of.
@@ -159,7 +179,7 @@ impl FaultView {
                 _ => Component::OneOf { candidates: vec![format!("{}/{}", a.0, a.1), format!("{}/{}", b.0, b.1)] },
             };
             if !entries.iter().any(|e| e.component == component) {
-                entries.push(ViewEntry { component, rail: name.clone(), cause: cause.clone() });
+                entries.push(ViewEntry { component, rail: name.clone(), health, cause: cause.clone() });
             }
         }
     }
@@ -207,7 +227,7 @@ mod tests {
     }
 
     fn lose(view: &mut FaultView, from: usize, to: usize, nic: usize) {
-        view.handle_path(&PathFact { from, to, from_nic: nic, to_nic: nic, up: false, cause: "stall".into() });
+        view.handle_path(&PathFact { from, to, from_nic: nic, to_nic: nic, health: PathHealth::Down, cause: "stall".into() });
     }
 
     fn nic(node: &str, nic: &str) -> Component {
@@ -254,9 +274,20 @@ mod tests {
         }
         assert_eq!(components(&view), [nic("node-1", "mlx5_0"), nic("node-2", "mlx5_3")]);
         for (from, to) in [(1, 2), (5, 0)] {
-            view.handle_path(&PathFact { from, to, from_nic: 0, to_nic: 0, up: true, cause: "answered".into() });
+            view.handle_path(&PathFact { from, to, from_nic: 0, to_nic: 0, health: PathHealth::Up, cause: "answered".into() });
         }
         assert_eq!(components(&view), [nic("node-2", "mlx5_3")]);
+    }
+
+    #[test]
+    fn a_slow_nic_is_named_as_slow() {
+        let mut view = cluster(3, 2);
+        for (from, to) in [(1, 2), (5, 0)] {
+            let health = PathHealth::Slow;
+            view.handle_path(&PathFact { from, to, from_nic: 2, to_nic: 2, health, cause: "rate".into() });
+        }
+        assert_eq!(components(&view), [nic("node-1", "mlx5_3")]);
+        assert_eq!(view.entries()[0].health, PathHealth::Slow);
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod nic_watch;
 mod rendezvous;
 
 pub use events::EventLog;
-pub use fault_view::{Component, FaultView, PathFact, ViewEntry};
+pub use fault_view::{Component, FaultView, PathFact, PathHealth, ViewEntry};
 pub use mesh::{Mesh, MeshEvent};
 pub use nic_watch::NicWatch;
 pub use rendezvous::{Joined, RendezvousError, join};
