@@ -99,6 +99,7 @@ pub fn run(
     if let Err(error) = session.conduct() {
         context.ended = Some((exit_code(&error), format!("{error:#}")));
     }
+    check::place_faults(suite, &mut record);
     let mut checks = check::evaluate(suite, &record, settings.timing);
     if let Some(name) = &settings.only {
         check::keep_only(&mut checks, name);
