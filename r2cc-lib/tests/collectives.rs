@@ -120,5 +120,5 @@ fn another_secret_is_refused_with_the_reason_on_both_sides() {
     let one = builder(1, b"wrong").build().unwrap_err().to_string();
     assert!(one.contains("same secret"), "{one}");
     let zero = zero.join().unwrap();
-    assert!(zero.contains("these ranks had not joined: [1]"), "{zero}");
+    assert!(zero.contains("these ranks had not joined: [1]") && zero.contains("wrong job secret"), "{zero}");
 }

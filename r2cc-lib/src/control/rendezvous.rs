@@ -33,7 +33,7 @@ pub enum RendezvousError {
         source: io::Error,
     },
     /// Not everybody came in time.
-    #[error("rendezvous at {addr}: after {seconds:.1} s these ranks had not joined: {missing:?}")]
+    #[error("rendezvous at {addr}: after {seconds:.1} s these ranks had not joined: {missing:?}{}", also(refused))]
     Missing {
         /// The rendezvous address.
         addr: SocketAddr,
@@ -41,6 +41,8 @@ pub enum RendezvousError {
         seconds: f64,
         /// Ranks that are missing.
         missing: Vec<usize>,
+        /// Connections that were no rank of this job, and why the last one was not.
+        refused: Option<(u64, String)>,
     },
     /// Rank 0 was not reached, or did not answer in time.
     #[error("rank {rank} could not join at {addr} within {seconds:.1} s: {reason}")]
@@ -62,6 +64,10 @@ pub enum RendezvousError {
         /// Its reason.
         reason: String,
     },
+}
+
+fn also(refused: &Option<(u64, String)>) -> String {
+    refused.as_ref().map_or_else(String::new, |(count, last)| format!("; connections refused: {count}, the last: {last}"))
 }
 
 /// Everybody is here.
@@ -103,21 +109,21 @@ pub fn join(
         gather(addr, &key, world, me, bound)?
     } else {
         let deadline = Instant::now() + bound;
-        let mut answered_once = None;
+        let mut best: Option<(Telling, String)> = None;
         loop {
-            let reason = match ask(addr, &key, world, me, deadline) {
+            let error = match ask(addr, &key, world, me, deadline) {
                 Ok((Answer::Roster { roster, nonce }, socket)) => break (roster, nonce, vec![(0, socket)]),
                 Ok((Answer::Refused { reason }, _)) => {
                     return Err(RendezvousError::Refused { rank: me.rank, reason });
                 }
-                // Rank 0 may have gone since: what it said counts, not that it is silent now.
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    answered_once.clone().unwrap_or_else(|| e.to_string())
-                }
-                Err(e) => answered_once.insert(e.to_string()).clone(),
+                Err(error) => error,
             };
+            let telling = Telling::of(&error);
+            if best.as_ref().is_none_or(|(known, _)| telling >= *known) {
+                best = Some((telling, error.to_string()));
+            }
             if Instant::now() >= deadline {
-                let seconds = bound.as_secs_f64();
+                let (seconds, reason) = (bound.as_secs_f64(), best.map(|(_, reason)| reason).unwrap_or_default());
                 return Err(RendezvousError::Unreachable { rank: me.rank, addr, seconds, reason });
             }
             thread::sleep(Duration::from_millis(20));
@@ -125,6 +131,26 @@ pub fn join(
     };
     let lane_key = Key::derive(secret, "r2cc lanes", &nonce);
     Ok(Joined { roster, lane_key, mesh: Mesh::new(peers) })
+}
+
+/// How much an error says about why rank 0 cannot be joined. What rank 0 once said counts, not that it has
+/// gone since.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Telling {
+    Absent,
+    Silent,
+    Said,
+}
+
+impl Telling {
+    fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::Absent,
+            // Made here, from what came over the connection.
+            io::ErrorKind::Other => Self::Said,
+            _ => Self::Silent,
+        }
+    }
 }
 
 type Gathered = (Vec<Member>, [u8; 16], Vec<(usize, Socket)>);
@@ -143,10 +169,11 @@ fn gather(addr: SocketAddr, key: &Key, world: usize, me: &Member, bound: Duratio
     members[0] = Some(me.clone());
     let (arrivals, arrived) = mpsc::channel();
     let mut greeting = 0;
+    let mut refused: Option<(u64, String)> = None;
     while members.iter().any(Option::is_none) {
         if Instant::now() >= deadline {
             let missing = (0..world).filter(|r| members[*r].is_none()).collect();
-            return Err(RendezvousError::Missing { addr, seconds: bound.as_secs_f64(), missing });
+            return Err(RendezvousError::Missing { addr, seconds: bound.as_secs_f64(), missing, refused });
         }
         while greeting < GREETING_MAX
             && let Ok((socket, _)) = listener.accept()
@@ -169,7 +196,10 @@ fn gather(addr: SocketAddr, key: &Key, world: usize, me: &Member, bound: Duratio
                     let _ = send(&socket, &Answer::Refused { reason }, Instant::now() + GREETING_TIME);
                 }
             },
-            Err(error) => tracing::warn!(%error, "a connection to the rendezvous was no rank of this job"),
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the rendezvous was no rank of this job");
+                refused = Some((refused.map_or(1, |(count, _)| count + 1), error.to_string()));
+            }
         }
     }
     let roster: Vec<Member> = members.into_iter().flatten().collect();
@@ -178,7 +208,7 @@ fn gather(addr: SocketAddr, key: &Key, world: usize, me: &Member, bound: Duratio
         let answer = Answer::Roster { roster: roster.clone(), nonce };
         if send(&socket, &answer, deadline.max(Instant::now() + GREETING_TIME)).is_err() {
             let seconds = bound.as_secs_f64();
-            return Err(RendezvousError::Missing { addr, seconds, missing: vec![rank] });
+            return Err(RendezvousError::Missing { addr, seconds, missing: vec![rank], refused });
         }
         peers.push((rank, socket));
     }
