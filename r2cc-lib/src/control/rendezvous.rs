@@ -67,7 +67,9 @@ pub enum RendezvousError {
 }
 
 fn also(refused: &Option<(u64, String)>) -> String {
-    refused.as_ref().map_or_else(String::new, |(count, last)| format!("; connections refused: {count}, the last: {last}"))
+    refused
+        .as_ref()
+        .map_or_else(String::new, |(count, last)| format!("; connections refused: {count}, the last: {last}"))
 }
 
 /// Everybody is here.
@@ -155,7 +157,13 @@ impl Telling {
 
 type Gathered = (Vec<Member>, [u8; 16], Vec<(usize, Socket)>);
 
-fn gather(addr: SocketAddr, key: &Key, world: usize, me: &Member, bound: Duration) -> Result<Gathered, RendezvousError> {
+fn gather(
+    addr: SocketAddr,
+    key: &Key,
+    world: usize,
+    me: &Member,
+    bound: Duration,
+) -> Result<Gathered, RendezvousError> {
     let listen_error = |source| RendezvousError::Listen { addr, source };
     let listener = tcp(addr).map_err(listen_error)?;
     listener.set_reuse_address(true).map_err(listen_error)?;
@@ -250,8 +258,9 @@ fn ask(addr: SocketAddr, key: &Key, world: usize, me: &Member, deadline: Instant
     let mut connector = Connector::new(key.clone(), hello);
     let challenge: [u8; CHALLENGE_BYTES] = read_exact(&socket, greeting)?;
     write_all(&socket, &connector.handle_challenge(&challenge).map_err(io::Error::other)?, greeting)?;
-    let welcome: [u8; WELCOME_BYTES] = read_exact(&socket, greeting)
-        .map_err(|_| io::Error::other("rank 0 closed the handshake; hint: every rank needs the same secret and world size"))?;
+    let welcome: [u8; WELCOME_BYTES] = read_exact(&socket, greeting).map_err(|_| {
+        io::Error::other("rank 0 closed the handshake; hint: every rank needs the same secret and world size")
+    })?;
     connector.handle_welcome(&welcome).map_err(io::Error::other)?;
     send(&socket, &Join { world, member: me.clone() }, greeting)?;
     let answer = receive(&socket, deadline)?;
