@@ -30,6 +30,8 @@ const GOODBYE_TIME: Time = Time::from_secs(2);
 /// Control messages remembered for each origin, to pass each on once.
 const SEEN_MAX: usize = 4096;
 
+/// A fault view is settled when it has not changed for this long.
+const VIEW_TIME: Time = Time::from_millis(100);
 /// How often the rates of paths are compared.
 const PACE_TIME: Time = Time::from_millis(200);
 
@@ -81,6 +83,7 @@ pub(crate) struct State {
     failure: Option<Failure>,
     view: FaultView,
     view_told: String,
+    view_due: Option<Time>,
     left: BTreeSet<usize>,
     seen: BTreeMap<usize, BTreeSet<u64>>,
     gossip_number: u64,
@@ -101,6 +104,7 @@ impl State {
             failure: None,
             view: FaultView::new(roster),
             view_told: String::new(),
+            view_due: None,
             left: BTreeSet::new(),
             seen: BTreeMap::new(),
             gossip_number: 0,
@@ -143,6 +147,7 @@ impl Engine {
                 self.mesh.flush();
                 self.check_deadlines(at);
                 self.check_pace(at);
+                self.tell_view(at);
             }
             self.read_commands(at);
             self.settle(at);
@@ -382,18 +387,23 @@ impl Engine {
                     self.links.handle_doubt(nic.subnet());
                 }
                 self.state.view.handle_path(&fact);
-                self.tell_view(at);
+                self.state.view_due = Some(at + VIEW_TIME);
             }
             Statement::Nic { nic, up } => {
                 self.state.view.handle_nic(gossip.origin, nic, up);
-                self.tell_view(at);
+                self.state.view_due = Some(at + VIEW_TIME);
             }
             Statement::Bye => drop(self.state.left.insert(gossip.origin)),
             Statement::Abort(failure) => self.fail(at, failure),
         }
     }
 
+    /// Writes the fault view down once it has settled: a fault is told path by path, and half of that story
+    /// may point at the wrong component.
     fn tell_view(&mut self, at: Time) {
+        if self.state.view_due.take_if(|due| at >= *due).is_none() {
+            return;
+        }
         let entries = self.state.view.entries();
         let text = serde_json::to_string(&entries).unwrap_or_default();
         if text != self.state.view_told {

@@ -41,7 +41,7 @@ pub(super) struct RankStory {
 pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<RankStory> {
     let text = fs::read_to_string(file).with_context(|| format!("event file {}", file.display()))?;
     let mut story = RankStory::default();
-    let mut readmitted: BTreeMap<String, u32> = BTreeMap::new();
+    let mut readmitted: BTreeMap<(u32, String), u32> = BTreeMap::new();
     let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
         let line: Line =
@@ -64,7 +64,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
         let path = (peer, nic.clone());
         *owed.entry(path.clone()).or_default() += line.replayed_bytes.unwrap_or(0);
         match (line.event.as_str(), line.from.as_deref(), to.as_str()) {
-            ("path", Some("proving"), "live") => *readmitted.entry(nic.clone()).or_default() += 1,
+            ("path", Some("proving"), "live") => *readmitted.entry(path).or_default() += 1,
             ("path", Some("live" | "suspect" | "opening"), "failed") => {
                 let noticed = line.noticed_ns.unwrap_or(line.at_ns);
                 let dropped = faults.iter().filter_map(|f| f.first_drop_ns).filter(|at| *at <= noticed).max();
