@@ -20,6 +20,7 @@ pub struct StallDetector {
     acked: u64,
     moved_at: Time,
     busy: bool,
+    small: bool,
     longest_gap: Time,
     false_alarms: u32,
 }
@@ -27,7 +28,7 @@ pub struct StallDetector {
 impl StallDetector {
     /// A lane opened at `now`.
     pub fn new(now: Time) -> Self {
-        Self { acked: 0, moved_at: now, busy: false, longest_gap: Time::ZERO, false_alarms: 0 }
+        Self { acked: 0, moved_at: now, busy: false, small: false, longest_gap: Time::ZERO, false_alarms: 0 }
     }
 
     /// Starts anew on the next lane of the path; what was learnt of its gaps stays.
@@ -47,6 +48,8 @@ impl StallDetector {
 
     /// Takes a reading; true if the lane has stalled.
     pub fn handle_progress(&mut self, now: Time, reading: LaneProgress, tuning: &Tuning) -> bool {
+        // However late a tick came, the wait that is left is never more than a whole one.
+        self.moved_at = self.moved_at.min(now);
         if reading.acked != self.acked || !reading.outstanding || !self.busy {
             if self.busy && reading.outstanding {
                 let gap = now.saturating_sub(self.moved_at);
@@ -56,8 +59,14 @@ impl StallDetector {
                 self.false_alarms -= 1;
             }
             (self.acked, self.moved_at, self.busy) = (reading.acked, now, reading.outstanding);
+            self.small = reading.small;
             return false;
         }
+        // The wait so far was for one delayed acknowledgement; what has joined it gets a whole wait.
+        if self.small && !reading.small {
+            self.moved_at = now;
+        }
+        self.small = reading.small;
         let least = if reading.small { tuning.stall_small } else { Time::ZERO };
         now.saturating_sub(self.moved_at) >= self.threshold(tuning).max(least)
     }
@@ -107,6 +116,28 @@ mod tests {
         assert!(!d.handle_progress(MS, small, &tuning));
         assert!(!d.handle_progress(MS * 60, small, &tuning));
         assert!(d.handle_progress(MS * 61, small, &tuning));
+    }
+
+    #[test]
+    fn bytes_that_join_a_delayed_acknowledgement_get_a_whole_wait() {
+        let tuning = Tuning::default();
+        let mut d = StallDetector::new(Time::ZERO);
+        let small = LaneProgress { small: true, ..busy(1) };
+        assert!(!d.handle_progress(MS, small, &tuning));
+        assert!(!d.handle_progress(MS * 31, small, &tuning));
+        assert!(!d.handle_progress(MS * 32, busy(1), &tuning), "the many bytes are new");
+        assert!(!d.handle_progress(MS * 51, busy(1), &tuning));
+        assert!(d.handle_progress(MS * 52, busy(1), &tuning));
+    }
+
+    #[test]
+    fn a_late_tick_never_leaves_more_than_a_whole_wait() {
+        let tuning = Tuning::default();
+        let mut d = StallDetector::new(Time::ZERO);
+        d.handle_progress(MS * 1000, busy(1), &tuning);
+        d.handle_late_by(MS * 990);
+        assert!(!d.handle_progress(MS * 1001, busy(1), &tuning));
+        assert!(d.handle_progress(MS * 1021, busy(1), &tuning));
     }
 
     #[test]
