@@ -145,13 +145,22 @@ impl Frame {
         let limited = |len: u32, most: u32| if len > most { Err(FrameError::Length { len, most }) } else { Ok(len) };
         let (path, generation) = (PathId(short), Generation(word));
         Ok(match bytes[0] {
-            1 => Frame::Data(Chunk { message: long(0), offset: long(1), len: limited(word, DATA_MAX)?, message_bytes: long(2) }),
+            1 => Frame::Data(Chunk {
+                message: long(0),
+                offset: long(1),
+                len: limited(word, DATA_MAX)?,
+                message_bytes: long(2),
+            }),
             2 => Frame::Fence { path, generation },
             3 => Frame::Ping { nonce: long(0) },
             4 => Frame::Pong { nonce: long(0) },
             5 => Frame::Ack { path, generation, chunks: long(0) },
             6 => Frame::Grant { messages: long(0) },
-            7 => Frame::Notice(Notice { path, generation, cause: Cause::from_code(bytes[1]).ok_or(FrameError::Cause(bytes[1]))? }),
+            7 => Frame::Notice(Notice {
+                path,
+                generation,
+                cause: Cause::from_code(bytes[1]).ok_or(FrameError::Cause(bytes[1]))?,
+            }),
             8 => Frame::Gossip { len: limited(word, GOSSIP_MAX)? },
             kind => return Err(FrameError::Kind(kind)),
         })
@@ -166,12 +175,17 @@ mod tests {
     fn frames() -> impl Strategy<Value = Frame> {
         let lane = (any::<u16>(), any::<u32>()).prop_map(|(p, g)| (PathId(p), Generation(g)));
         prop_oneof![
-            (any::<u64>(), any::<u64>(), 0..=DATA_MAX, any::<u64>())
-                .prop_map(|(message, offset, len, message_bytes)| Frame::Data(Chunk { message, offset, len, message_bytes })),
+            (any::<u64>(), any::<u64>(), 0..=DATA_MAX, any::<u64>()).prop_map(
+                |(message, offset, len, message_bytes)| Frame::Data(Chunk { message, offset, len, message_bytes })
+            ),
             lane.clone().prop_map(|(path, generation)| Frame::Fence { path, generation }),
             any::<u64>().prop_map(|nonce| Frame::Ping { nonce }),
             any::<u64>().prop_map(|nonce| Frame::Pong { nonce }),
-            (lane.clone(), any::<u64>()).prop_map(|((path, generation), chunks)| Frame::Ack { path, generation, chunks }),
+            (lane.clone(), any::<u64>()).prop_map(|((path, generation), chunks)| Frame::Ack {
+                path,
+                generation,
+                chunks
+            }),
             any::<u64>().prop_map(|messages| Frame::Grant { messages }),
             lane.prop_map(|(path, generation)| Frame::Notice(Notice { path, generation, cause: Cause::Carrier })),
             (0..=GOSSIP_MAX).prop_map(|len| Frame::Gossip { len }),

@@ -135,7 +135,9 @@ mod tests {
         let events = [E::Opened, E::Stalled, E::TrialGood, E::Down, E::Proved];
         let table: Vec<String> = states
             .iter()
-            .flat_map(|s| events.iter().filter_map(move |e| next_state(*s, *e).ok().map(|n| format!("{s:?} {e:?} {n:?}"))))
+            .flat_map(|s| {
+                events.iter().filter_map(move |e| next_state(*s, *e).ok().map(|n| format!("{s:?} {e:?} {n:?}")))
+            })
             .collect();
         assert_eq!(
             table,

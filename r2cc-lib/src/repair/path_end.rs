@@ -1,8 +1,31 @@
 //! The sender's side of one path: its lanes, what is in flight on the current one, and its clocks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::{Cause, Chunk, Generation, Lane, PathId, PathState, RateEstimate, StallDetector, Time, Tuning};
+use super::{
+    Cause, Chunk, Generation, HEADER_BYTES, Lane, PathId, PathState, RateEstimate, StallDetector, Time, Tuning,
+};
+
+/// A point in time that moves when the process could not run, but never further away than the whole wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    at: Time,
+    wait: Time,
+}
+
+impl Deadline {
+    pub(super) fn new(now: Time, wait: Time) -> Self {
+        Self { at: now + wait, wait }
+    }
+
+    pub(super) fn has_passed(&self, now: Time) -> bool {
+        now >= self.at
+    }
+
+    fn handle_late_by(&mut self, now: Time, late: Time) {
+        self.at = (self.at + late).min(now + self.wait).max(self.at);
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct PathEnd {
@@ -14,18 +37,22 @@ pub(super) struct PathEnd {
     pub(super) lane_in_use: Generation,
     pub(super) spare: Option<Generation>,
     pub(super) opening: Option<Generation>,
-    last_generation: Generation,
+    pub(super) opening_deadline: Deadline,
+    pub(super) last_generation: Generation,
     pub(super) spare_retry_at: Time,
     pub(super) in_flight: VecDeque<(Chunk, Time)>,
     pub(super) in_flight_bytes: u64,
     pub(super) chunks_acked: u64,
     pub(super) rate: RateEstimate,
     pub(super) stall: StallDetector,
-    pub(super) fences_due: VecDeque<(PathId, Generation)>,
+    /// Fences not yet written on the current lane; a later one of a path covers the earlier.
+    pub(super) fences_due: BTreeMap<PathId, Generation>,
     pub(super) ping_due: Option<u64>,
     pub(super) awaiting: Option<u64>,
     pub(super) ping_at: Option<Time>,
-    pub(super) deadline: Time,
+    pub(super) deadline: Deadline,
+    /// When the path last gave or was asked for a sign of life.
+    pub(super) heard_at: Time,
     pub(super) good_probes: u8,
     pub(super) live_since: Time,
     pub(super) ramp_from: Option<Time>,
@@ -47,6 +74,7 @@ impl PathEnd {
             lane_in_use: Generation(0),
             spare: None,
             opening: None,
+            opening_deadline: Deadline::new(now, Time::ZERO),
             last_generation: Generation(0),
             spare_retry_at: now,
             in_flight: VecDeque::new(),
@@ -54,11 +82,12 @@ impl PathEnd {
             chunks_acked: 0,
             rate: RateEstimate::default(),
             stall: StallDetector::new(now),
-            fences_due: VecDeque::new(),
+            fences_due: BTreeMap::new(),
             ping_due: None,
             awaiting: None,
             ping_at: None,
-            deadline: now,
+            deadline: Deadline::new(now, Time::ZERO),
+            heard_at: now,
             good_probes: 0,
             live_since: now,
             ramp_from: None,
@@ -77,7 +106,10 @@ impl PathEnd {
     }
 
     /// A new connection is to be made.
-    pub(super) fn open(&mut self) -> Lane {
+    pub(super) fn open(&mut self, now: Time, tuning: &Tuning) -> Lane {
+        let failed = self.state == PathState::Failed;
+        let wait = if failed { tuning.proof_deadline } else { tuning.open_deadline };
+        self.opening_deadline = Deadline::new(now, wait);
         self.last_generation.0 += 1;
         self.opening = Some(self.last_generation);
         Lane { path: self.id, generation: self.last_generation }
@@ -91,6 +123,7 @@ impl PathEnd {
         (self.ping_due, self.awaiting, self.ping_at) = (None, None, None);
         self.fences_due.clear();
         self.stall.handle_new_lane(now);
+        self.heard_at = now;
     }
 
     /// All lanes of a path that goes out of service.
@@ -100,9 +133,20 @@ impl PathEnd {
         lanes.into_iter().flatten().map(|generation| Lane { path: self.id, generation }).collect()
     }
 
-    pub(super) fn handle_late_by(&mut self, late: Time) {
+    pub(super) fn handle_late_by(&mut self, now: Time, late: Time) {
         self.stall.handle_late_by(late);
-        self.deadline += late;
+        self.deadline.handle_late_by(now, late);
+        self.opening_deadline.handle_late_by(now, late);
+    }
+
+    /// How long a spare has to answer: the peer's host may delay its acknowledgement of a single segment.
+    pub(super) fn trial(&self, tuning: &Tuning) -> Time {
+        tuning.trial.max(tuning.stall_small).max(self.stall.threshold(tuning))
+    }
+
+    /// Bytes in flight with their headers, so that many small chunks are bounded too.
+    pub(super) fn occupied_bytes(&self) -> u64 {
+        self.in_flight_bytes + (self.in_flight.len() * HEADER_BYTES) as u64
     }
 
     /// Starts the hold-down: one second, doubling with each failure that is not forgiven.

@@ -86,7 +86,8 @@ struct LaneEnd {
     pongs: VecDeque<u64>,
     notices: Vec<Notice>,
     stall: StallDetector,
-    noticed: bool,
+    /// When a stall of this lane was last told.
+    noticed_at: Option<Time>,
 }
 
 /// Pings of one lane that wait for their answer; more are dropped.
@@ -103,6 +104,8 @@ pub struct Receiver {
     actions: VecDeque<ReceiverAction>,
     last_tick: Option<Time>,
     duplicates: u64,
+    /// Highest grant written on any lane: what a forgetful receiver thinks is known.
+    told: u64,
 }
 
 impl Receiver {
@@ -117,6 +120,7 @@ impl Receiver {
             actions: VecDeque::new(),
             last_tick: None,
             duplicates: 0,
+            told: 0,
         }
     }
 
@@ -149,19 +153,19 @@ impl Receiver {
 
     /// A lane was accepted. False: its generation is fenced, close it.
     pub fn handle_lane_opened(&mut self, now: Time, lane: Lane) -> bool {
-        if self.fenced.get(&lane.path).is_some_and(|g| lane.generation <= *g) || self.lanes.contains_key(&lane) {
+        let fenced = self.fenced.get(&lane.path).is_some_and(|g| lane.generation <= *g);
+        if (fenced && !planted!(self.tuning, AcceptFenced)) || self.lanes.contains_key(&lane) {
             return false;
         }
-        let granted = if planted!(self.tuning, ForgetGrant) { self.granted() } else { 0 };
         let end = LaneEnd {
             taken: 0,
             acked: 0,
-            granted,
+            granted: 0,
             streaming: None,
             pongs: VecDeque::new(),
             notices: Vec::new(),
             stall: StallDetector::new(now),
-            noticed: false,
+            noticed_at: None,
         };
         self.lanes.insert(lane, end);
         true
@@ -188,9 +192,10 @@ impl Receiver {
 
     fn notify(&mut self, notice: Notice) {
         for (_, end) in self.lanes.iter_mut().filter(|(lane, _)| lane.path != notice.path) {
-            if !end.notices.contains(&notice) {
-                end.notices.push(notice);
-            }
+            // The newest of a path is enough, and bounds the queue of a lane that cannot be written; but
+            // news of a NIC outweighs the silence of one of its lanes.
+            end.notices.retain(|n| n.path != notice.path || (n.cause == Cause::Carrier && notice.cause != n.cause));
+            end.notices.push(notice);
         }
     }
 
@@ -219,8 +224,7 @@ impl Receiver {
             return;
         }
         let fenced = *fenced;
-        let dead: Vec<Lane> =
-            self.lanes.keys().copied().filter(|l| l.path == path && l.generation <= fenced).collect();
+        let dead: Vec<Lane> = self.lanes.keys().copied().filter(|l| l.path == path && l.generation <= fenced).collect();
         for lane in dead {
             self.lanes.remove(&lane);
             self.actions.push_back(ReceiverAction::Close(lane));
@@ -248,7 +252,7 @@ impl Receiver {
                 return Err(ReceiverError::Length { chunk, expected });
             }
             posted.stated_bytes = Some(chunk.message_bytes);
-            !posted.complete && !posted.ledger.has(&chunk)?
+            !posted.complete && (!posted.ledger.has(&chunk)? || planted!(self.tuning, AcceptDuplicate))
         };
         if planted!(self.tuning, AckEarly) {
             end.taken += 1;
@@ -290,7 +294,9 @@ impl Receiver {
     /// Next control frame to write on `lane`.
     pub fn poll_frame(&mut self, lane: Lane) -> Option<Frame> {
         let granted = self.granted();
+        let forgotten = if planted!(self.tuning, ForgetGrant) { self.told } else { 0 };
         let end = self.lanes.get_mut(&lane)?;
+        end.granted = end.granted.max(forgotten);
         if let Some(nonce) = end.pongs.pop_front() {
             return Some(Frame::Pong { nonce });
         }
@@ -299,6 +305,10 @@ impl Receiver {
         }
         if end.granted < granted {
             end.granted = granted;
+            if planted!(self.tuning, ForgetGrant) {
+                self.lanes.values_mut().for_each(|other| other.granted = granted);
+                self.told = granted;
+            }
             return Some(Frame::Grant { messages: granted });
         }
         if end.acked < end.taken {
@@ -317,9 +327,11 @@ impl Receiver {
     pub fn handle_progress(&mut self, now: Time, lane: Lane, reading: LaneProgress) {
         let Some(end) = self.lanes.get_mut(&lane) else { return };
         let stalled = end.stall.handle_progress(now, reading, &self.tuning);
-        let tell = stalled && !end.noticed;
-        end.noticed = stalled;
-        if tell {
+        if !stalled {
+            end.noticed_at = None;
+        } else if end.noticed_at.is_none_or(|at| now.saturating_sub(at) >= self.tuning.stall_ceiling) {
+            // Again and again: there may have been no other lane to tell it on.
+            end.noticed_at = Some(now);
             self.notify(Notice { path: lane.path, generation: lane.generation, cause: Cause::Stall });
         }
     }

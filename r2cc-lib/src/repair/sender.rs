@@ -1,15 +1,16 @@
 //! The sending end of a link: cuts messages into chunks, lets live paths pull them, replays what a dead
 //! path owes, and decides which paths are live. The receiving end only advises; there is one decider.
 
+mod states;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::path_end::PathEnd;
-use super::receiver::late_by;
+use super::path_end::{Deadline, PathEnd};
 use super::tuning::planted;
 use super::{
     Cause, Chunk, Forbidden, Frame, Generation, Lane, LaneProgress, MessageSeq, PathEvent, PathId, PathState, Time,
-    Transition, Tuning, next_state,
+    Transition, Tuning,
 };
 
 /// What the driver has to do.
@@ -116,6 +117,8 @@ pub struct Sender {
     transitions: VecDeque<Transition>,
     totals: Totals,
     dark_since: Option<Time>,
+    /// Time since then in which the process could not run.
+    dark_late: Time,
     dead_told: bool,
     last_tick: Option<Time>,
     next_nonce: u64,
@@ -138,12 +141,13 @@ impl Sender {
             transitions: VecDeque::new(),
             totals: Totals::default(),
             dark_since: Some(now),
+            dark_late: Time::ZERO,
             dead_told: false,
             last_tick: None,
             next_nonce: 1,
         };
         for path in &mut sender.paths {
-            sender.actions.push_back(Action::Open(path.open()));
+            sender.actions.push_back(Action::Open(path.open(now, &sender.tuning)));
         }
         sender
     }
@@ -212,17 +216,16 @@ impl Sender {
                 self.admit(now, lane.path, PathEvent::Opened, Cause::Answered)?;
             }
             PathState::Suspect if path.current.is_none() => {
-                let deadline = now + tuning.trial.max(path.stall.threshold(&tuning));
+                let wait = path.trial(&tuning);
                 path.take_into_use(lane.generation, now);
-                self.ping(lane.path, deadline);
+                self.ping(lane.path, Deadline::new(now, wait));
             }
             PathState::Live | PathState::Suspect => path.spare = Some(lane.generation),
             PathState::Failed => {
                 path.take_into_use(lane.generation, now);
                 path.good_probes = 0;
-                let deadline = now + tuning.proof_deadline;
                 self.step(now, lane.path, PathEvent::Opened, Cause::Answered)?;
-                self.ping(lane.path, deadline);
+                self.ping(lane.path, Deadline::new(now, tuning.proof_deadline));
             }
             PathState::Proving => self.actions.push_back(Action::Close(lane)),
         }
@@ -241,7 +244,9 @@ impl Sender {
             match path.state {
                 PathState::Opening => self.fail(now, lane.path, cause)?,
                 PathState::Suspect if path.current.is_none() => self.fail(now, lane.path, cause)?,
-                PathState::Live | PathState::Suspect | PathState::Proving => path.spare_retry_at = now + tuning.trial * 5,
+                PathState::Live | PathState::Suspect | PathState::Proving => {
+                    path.spare_retry_at = now + tuning.trial * 5
+                }
                 PathState::Failed => path.next_attempt = now + path.back_off(now, &tuning),
             }
         } else if path.spare == Some(lane.generation) {
@@ -288,6 +293,10 @@ impl Sender {
     /// # Errors
     /// If the peer broke the protocol: close the lane.
     pub fn handle_frame(&mut self, now: Time, lane: Lane, frame: Frame) -> Result<(), SenderError> {
+        let path = self.path_mut(lane.path)?;
+        if path.current == Some(lane.generation) {
+            path.heard_at = now;
+        }
         match frame {
             Frame::Ack { path, generation, chunks } => self.handle_ack(now, Lane { path, generation }, chunks),
             Frame::Grant { messages } => {
@@ -301,7 +310,12 @@ impl Sender {
             Frame::Pong { nonce } => self.handle_pong(now, lane, nonce),
             Frame::Notice(notice) => {
                 let path = self.path_mut(notice.path)?;
-                if path.current != Some(notice.generation) {
+                // Of a NIC the peer tells the newest lane that it has seen, which may be the spare.
+                let concerns = match notice.cause {
+                    Cause::Carrier => path.current.is_some_and(|current| current <= notice.generation),
+                    _ => path.current == Some(notice.generation),
+                };
+                if !concerns {
                     return Ok(());
                 }
                 match (path.state, notice.cause) {
@@ -367,36 +381,13 @@ impl Sender {
         Ok(())
     }
 
-    /// The probe outstanding on the current lane reached the other host.
-    fn answered(&mut self, now: Time, path: PathId) -> Result<(), SenderError> {
-        let (gap, proofs) = (self.tuning.proof_gap, self.tuning.proof_probes);
-        let end = self.path_mut(path)?;
-        end.awaiting = None;
-        match end.state {
-            PathState::Suspect => {
-                end.stall.handle_false_alarm();
-                self.admit(now, path, PathEvent::TrialGood, Cause::Answered)
-            }
-            PathState::Proving => {
-                end.good_probes += 1;
-                if end.good_probes >= proofs {
-                    end.ramp_from = Some(now);
-                    self.admit(now, path, PathEvent::Proved, Cause::Answered)
-                } else {
-                    end.ping_at = Some(now + gap);
-                    Ok(())
-                }
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A reading of a lane's outgoing bytes (those still in the driver's own buffers count as outstanding).
     ///
     /// # Errors
     /// If the link has no such path.
     pub fn handle_progress(&mut self, now: Time, lane: Lane, reading: LaneProgress) -> Result<(), SenderError> {
         let tuning = Arc::clone(&self.tuning);
+        self.handle_clock(now);
         let path = self.path_mut(lane.path)?;
         if path.current != Some(lane.generation) {
             return Ok(());
@@ -406,163 +397,10 @@ impl Sender {
         if path.awaiting.is_some() && path.ping_due.is_none() && !reading.outstanding {
             return self.answered(now, lane.path);
         }
-        if stalled && path.state == PathState::Live {
+        if stalled && path.state == PathState::Live && !planted!(tuning, NoStall) {
             return self.suspect(now, lane.path, Cause::Stall);
         }
         Ok(())
-    }
-
-    /// Time has passed. Call about every [`Tuning::tick`]; one that comes late moves the deadlines.
-    ///
-    /// # Errors
-    /// Never in practice: the transitions that it makes are in the table.
-    pub fn handle_tick(&mut self, now: Time) -> Result<(), SenderError> {
-        let late = late_by(&mut self.last_tick, now, &self.tuning);
-        for i in 0..self.paths.len() {
-            let (id, forgive) = (PathId(i as u16), self.tuning.forgive);
-            let path = &mut self.paths[i];
-            if late > Time::ZERO {
-                path.handle_late_by(late);
-            }
-            match path.state {
-                PathState::Suspect if now >= path.deadline => self.fail(now, id, Cause::Silence)?,
-                PathState::Proving if path.awaiting.is_some() && now >= path.deadline => {
-                    self.fail(now, id, Cause::Silence)?;
-                }
-                PathState::Proving if path.ping_at.is_some_and(|at| now >= at) => {
-                    path.ping_at = None;
-                    let deadline = now + self.tuning.proof_deadline;
-                    self.ping(id, deadline);
-                }
-                PathState::Failed if path.opening.is_none() && now >= path.next_attempt => {
-                    self.actions.push_back(Action::Open(path.open()));
-                }
-                PathState::Live => {
-                    if path.spare.is_none() && path.opening.is_none() && now >= path.spare_retry_at {
-                        self.actions.push_back(Action::Open(path.open()));
-                    }
-                    if path.failures > 0 && now.saturating_sub(path.live_since) >= forgive {
-                        path.failures = 0;
-                    }
-                }
-                _ => {}
-            }
-        }
-        if let Some(since) = self.dark_since
-            && now.saturating_sub(since) >= self.tuning.link_deadline
-            && !self.dead_told
-        {
-            self.dead_told = true;
-            self.actions.push_back(Action::Dead { since });
-        }
-        Ok(())
-    }
-
-    /// The path goes into service.
-    fn admit(&mut self, now: Time, path: PathId, event: PathEvent, cause: Cause) -> Result<(), SenderError> {
-        let fences: Vec<_> = self.fences.iter().map(|(p, g)| (*p, *g)).collect();
-        let end = self.path_mut(path)?;
-        end.fences_due = fences.into();
-        end.live_since = now;
-        end.spare_retry_at = now;
-        self.dark_since = None;
-        self.dead_told = false;
-        self.step(now, path, event, cause)
-    }
-
-    /// The lane went silent: reset it, replay what it owes, put the spare on trial.
-    fn suspect(&mut self, now: Time, path: PathId, cause: Cause) -> Result<(), SenderError> {
-        let replayed_bytes = self.reset(path)?;
-        self.totals.paths_suspected += 1;
-        let tuning = Arc::clone(&self.tuning);
-        let end = self.path_mut(path)?;
-        let from = end.state;
-        end.state = next_state(from, PathEvent::Stalled)?;
-        (end.noticed_at, end.suspected_for) = (now, cause);
-        end.deadline = now + tuning.trial.max(end.stall.threshold(&tuning));
-        let to = end.state;
-        let spare = end.spare.take();
-        let open = (spare.is_none() && end.opening.is_none()).then(|| end.open());
-        if let Some(generation) = spare {
-            end.take_into_use(generation, now);
-            let deadline = end.deadline;
-            self.ping(path, deadline);
-        }
-        self.actions.extend(open.map(Action::Open));
-        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at: now, replayed_bytes });
-        self.note_dark(now);
-        Ok(())
-    }
-
-    /// The path is out of service.
-    fn fail(&mut self, now: Time, path: PathId, cause: Cause) -> Result<(), SenderError> {
-        let replayed_bytes = self.reset(path)?;
-        let tuning = Arc::clone(&self.tuning);
-        let end = self.path_mut(path)?;
-        let from = end.state;
-        end.state = next_state(from, PathEvent::Down)?;
-        let (noticed_at, cause) =
-            if from == PathState::Suspect { (end.noticed_at, end.suspected_for) } else { (now, cause) };
-        let lanes = end.drop_lanes();
-        if matches!(from, PathState::Live | PathState::Suspect | PathState::Opening) {
-            end.handle_failure(now, &tuning);
-            self.totals.paths_failed += 1;
-        }
-        let end = self.path_mut(path)?;
-        end.next_attempt = (now + end.back_off(now, &tuning)).max(end.hold_until);
-        self.actions.extend(lanes.into_iter().map(Action::Close));
-        let to = PathState::Failed;
-        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at, replayed_bytes });
-        self.note_dark(now);
-        Ok(())
-    }
-
-    fn note_dark(&mut self, now: Time) {
-        if self.live_paths() == 0 {
-            self.dark_since.get_or_insert(now);
-        }
-    }
-
-    fn step(&mut self, now: Time, path: PathId, event: PathEvent, cause: Cause) -> Result<(), SenderError> {
-        let end = self.path_mut(path)?;
-        let from = end.state;
-        end.state = next_state(from, event)?;
-        let to = end.state;
-        self.transitions.push_back(Transition { at: now, path, from, to, cause, noticed_at: now, replayed_bytes: 0 });
-        Ok(())
-    }
-
-    /// Fences and closes the current lane of a live path; its chunks go to the replay queue.
-    fn reset(&mut self, path: PathId) -> Result<u64, SenderError> {
-        let no_replay = planted!(self.tuning, NoReplay);
-        let end = self.path_mut(path)?;
-        if end.state != PathState::Live {
-            return Ok(0);
-        }
-        let dead = end.lane_in_use;
-        let owed: Vec<Chunk> = end.in_flight.drain(..).map(|(chunk, _)| chunk).collect();
-        end.in_flight_bytes = 0;
-        if end.current.take().is_some() {
-            self.actions.push_back(Action::Close(Lane { path, generation: dead }));
-        }
-        self.fences.insert(path, dead);
-        for other in self.paths.iter_mut().filter(|p| p.state == PathState::Live) {
-            other.fences_due.push_back((path, dead));
-        }
-        let bytes = owed.iter().map(|c| u64::from(c.len)).sum();
-        self.totals.replayed_bytes += bytes;
-        if !no_replay {
-            self.replay.extend(owed);
-            self.replay.make_contiguous().sort_unstable();
-        }
-        Ok(bytes)
-    }
-
-    fn ping(&mut self, path: PathId, deadline: Time) {
-        let nonce = self.next_nonce;
-        self.next_nonce += 1;
-        let end = &mut self.paths[usize::from(path.0)];
-        (end.ping_due, end.awaiting, end.deadline) = (Some(nonce), Some(nonce), deadline);
     }
 
     /// Next frame to write on `lane`. After [`Frame::Data`] the driver writes the chunk's bytes.
@@ -577,50 +415,54 @@ impl Sender {
         if path.state != PathState::Live {
             return None;
         }
-        if let Some((path, generation)) = path.fences_due.pop_front() {
+        let fence_late = planted!(self.tuning, FenceLate);
+        if !fence_late && let Some((path, generation)) = path.fences_due.pop_first() {
             return Some(Frame::Fence { path, generation });
         }
-        let window = path.window_bytes(now, &self.tuning);
-        if path.in_flight_bytes >= window {
-            return None;
+        let window = if planted!(self.tuning, IgnoreWindow) { u64::MAX } else { path.window_bytes(now, &self.tuning) };
+        if path.occupied_bytes() < window
+            && let Some(chunk) = self.next_chunk(lane.path, window)
+        {
+            self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
+            return Some(Frame::Data(chunk));
         }
-        let chunk = self.next_chunk(lane.path, window)?;
-        self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
-        Some(Frame::Data(chunk))
+        let path = &mut self.paths[usize::from(lane.path.0)];
+        let (path, generation) = path.fences_due.pop_first().filter(|_| fence_late)?;
+        Some(Frame::Fence { path, generation })
     }
 
     /// The chunk that a path with room pulls: first what must be replayed, then the next of the oldest granted message.
     fn next_chunk(&mut self, path: PathId, window: u64) -> Option<Chunk> {
         let end = &self.paths[usize::from(path.0)];
-        let room = window - end.in_flight_bytes;
+        let room = window - end.occupied_bytes();
         if let Some(chunk) = self.replay.front() {
             let fits = u64::from(chunk.len) <= room || end.in_flight.is_empty();
             return if fits { self.replay.pop_front() } else { None };
         }
-        while self.cursor < self.granted {
-            let live = self.live_paths();
-            let at = usize::try_from(self.cursor.checked_sub(self.first)?).ok()?;
-            let message = self.messages.get_mut(at)?;
-            let end = &self.paths[usize::from(path.0)];
-            let left = message.bytes - message.cut_to;
-            let size = end.rate.chunk_bytes(&self.tuning, message.bytes, live);
-            let len = left.min(u64::from(size)) as u32;
-            if u64::from(len) > room && !end.in_flight.is_empty() {
-                return None;
-            }
-            let chunk = Chunk { message: self.cursor, offset: message.cut_to, len, message_bytes: message.bytes };
-            message.cut_to += u64::from(len);
-            message.chunks_pending += 1;
-            if message.cut_to == message.bytes {
-                message.whole_cut = true;
-                self.cursor += 1;
-                if planted!(self.tuning, DoneAtWrite) {
-                    self.finish_if_whole(chunk.message);
-                }
-            }
-            return Some(chunk);
+        if self.cursor >= self.granted {
+            return None;
         }
-        None
+        let live = self.live_paths();
+        let at = usize::try_from(self.cursor.checked_sub(self.first)?).ok()?;
+        let message = self.messages.get_mut(at)?;
+        let end = &self.paths[usize::from(path.0)];
+        let left = message.bytes - message.cut_to;
+        let size = end.rate.chunk_bytes(&self.tuning, message.bytes, live);
+        let len = left.min(u64::from(size)) as u32;
+        if u64::from(len) > room && !end.in_flight.is_empty() {
+            return None;
+        }
+        let chunk = Chunk { message: self.cursor, offset: message.cut_to, len, message_bytes: message.bytes };
+        message.cut_to += u64::from(len);
+        message.chunks_pending += 1;
+        if message.cut_to == message.bytes {
+            message.whole_cut = true;
+            self.cursor += 1;
+            if planted!(self.tuning, DoneAtWrite) {
+                self.finish_if_whole(chunk.message);
+            }
+        }
+        Some(chunk)
     }
 
     /// Next thing to do.

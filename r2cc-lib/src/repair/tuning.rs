@@ -13,8 +13,12 @@ pub struct Tuning {
     pub stall_ceiling: Time,
     /// The same where only one segment is outstanding, whose acknowledgement may be delayed.
     pub stall_small: Time,
-    /// How long a spare connection has to show that its path is alive.
+    /// How long a spare connection has to show that its path is alive, at least [`Tuning::stall_small`].
     pub trial: Time,
+    /// How long a first or spare connection may take to be made; on a failed path `proof_deadline` counts.
+    pub open_deadline: Time,
+    /// A live path of a busy link that has been silent for this long is asked for a sign of life.
+    pub idle_probe: Time,
     /// Bytes outstanding on a path, as time at its measured rate.
     pub window_time: Time,
     /// Bounds of the bytes outstanding on a path.
@@ -63,6 +67,8 @@ impl Default for Tuning {
             stall_ceiling: ms(200),
             stall_small: ms(60),
             trial: ms(20),
+            open_deadline: ms(2000),
+            idle_probe: ms(200),
             window_time: ms(10),
             window_bytes: (32 << 10, 4 << 20),
             chunk_time: Time::from_micros(2500),
@@ -114,6 +120,45 @@ pub enum Mutant {
     ForgetGrant,
     /// A message is reported done when it has been written.
     DoneAtWrite,
+    /// Fences are written after the chunks that they should precede.
+    FenceLate,
+    /// The receiver accepts a lane whose generation is fenced.
+    AcceptFenced,
+    /// Chunks are sent whatever is in flight.
+    IgnoreWindow,
+    /// Silence is never taken for a stall.
+    NoStall,
+    /// A silent path of a busy link is not asked for a sign of life.
+    NoIdleProbe,
+    /// A connection attempt may last for ever.
+    NoOpenDeadline,
+    /// A failed path is not tried again.
+    NoReopen,
+    /// A dark link is not told dead.
+    NeverDead,
+}
+
+#[cfg(any(test, feature = "mutants"))]
+impl Mutant {
+    /// All of them.
+    pub const ALL: [Mutant; 16] = [
+        Self::AckEarly,
+        Self::AcceptDuplicate,
+        Self::NoFence,
+        Self::ForgetLedger,
+        Self::NoReplay,
+        Self::CountLateAcks,
+        Self::ForgetGrant,
+        Self::DoneAtWrite,
+        Self::FenceLate,
+        Self::AcceptFenced,
+        Self::IgnoreWindow,
+        Self::NoStall,
+        Self::NoIdleProbe,
+        Self::NoOpenDeadline,
+        Self::NoReopen,
+        Self::NeverDead,
+    ];
 }
 
 /// Whether a planted fault is on. Expands to `false` in a normal build.
