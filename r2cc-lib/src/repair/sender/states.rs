@@ -216,11 +216,10 @@ impl Sender {
 
     /// Lanes of `path` up to `generation` are dead: every live path says so before its next chunk.
     pub(super) fn fence(&mut self, path: PathId, generation: Generation) {
-        let fence = self.fences.entry(path).or_default();
-        if generation <= *fence {
+        if generation <= self.fences.get(&path).copied().unwrap_or_default() {
             return;
         }
-        *fence = generation;
+        self.fences.insert(path, generation);
         for end in self.paths.iter_mut().filter(|p| p.state == PathState::Live) {
             end.fences_due.insert(path, generation);
         }
