@@ -14,9 +14,10 @@ use super::counters;
 use crate::check::record::{FaultRecord, IterationRecord, NodeCounters};
 use crate::cluster::{EmulatedCluster, Side};
 
-/// A fault that nobody renews ends after this.
-const LEASE: Duration = Duration::from_secs(5);
-const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// A fault that nobody renews ends after this, unless the run is given another lease.
+pub const LEASE: Duration = Duration::from_secs(5);
+/// Renewals in a lease: so many must fail in a row before a fault ends too early.
+const RENEWALS: u32 = 5;
 /// The function that every collective of the native engine calls.
 const HOST_SYMBOL: &str = "r2cc_collective_begin";
 
@@ -71,13 +72,19 @@ pub(super) struct FaultDriver<'a> {
     cluster: &'a EmulatedCluster,
     injector: Injector,
     rate_bits_s: Option<u64>,
+    lease: Duration,
     carried: Vec<Carried>,
     renewed: Instant,
 }
 
 impl<'a> FaultDriver<'a> {
-    pub(super) fn new(cluster: &'a EmulatedCluster, injector: Injector, rate_bits_s: Option<u64>) -> Self {
-        Self { cluster, injector, rate_bits_s, carried: Vec::new(), renewed: Instant::now() }
+    pub(super) fn new(
+        cluster: &'a EmulatedCluster,
+        injector: Injector,
+        rate_bits_s: Option<u64>,
+        lease: Duration,
+    ) -> Self {
+        Self { cluster, injector, rate_bits_s, lease, carried: Vec::new(), renewed: Instant::now() }
     }
 
     pub(super) fn injector(&self) -> &Injector {
@@ -146,7 +153,7 @@ impl<'a> FaultDriver<'a> {
             Until::Call { op, n } => Some(call(*op, *n)?),
             Until::Run | Until::For(_) => None,
         };
-        let request = ArmRequest { ports, direction: fault.direction, effect, trigger, until, lease: LEASE };
+        let request = ArmRequest { ports, direction: fault.direction, effect, trigger, until, lease: self.lease };
         Ok(Carried {
             fault: fault.clone(),
             places,
@@ -192,7 +199,7 @@ impl<'a> FaultDriver<'a> {
 
     /// Does what is due.
     pub(super) fn step(&mut self) -> Result<()> {
-        let renew = self.renewed.elapsed() >= RENEW_EVERY;
+        let renew = self.renewed.elapsed() >= self.lease / RENEWALS;
         if renew {
             self.renewed = Instant::now();
         }
@@ -205,7 +212,8 @@ impl<'a> FaultDriver<'a> {
             let status = self.injector.status(id)?;
             let ended = status.healed_at_ns.is_some();
             if renew && !ended {
-                self.injector.renew(id, LEASE)?;
+                let renewed = self.injector.renew(id, self.lease);
+                renewed.with_context(|| format!("fault {}", self.carried[i].fault))?;
             }
             if status.fired && !self.carried[i].begun {
                 self.begin(i)?;
@@ -271,13 +279,20 @@ impl<'a> FaultDriver<'a> {
     }
 
     /// Ends every fault and says what became of each. `starts`: the programs' counters when each iteration began.
-    pub(super) fn finish(&mut self, iterations: &[IterationRecord], starts: &[NodeCounters]) -> Result<Vec<FaultRecord>> {
+    pub(super) fn finish(
+        &mut self,
+        iterations: &[IterationRecord],
+        starts: &[NodeCounters],
+    ) -> Result<Vec<FaultRecord>> {
         let mut records = Vec::new();
         for i in 0..self.carried.len() {
             if !self.carried[i].undone {
                 // Read before it is healed, so that a fault that lasted for the run has no end of its own.
                 let before = self.carried[i].id.map(|id| self.injector.status(id)).transpose()?;
-                self.end(i)?;
+                // One that cannot be ended is told of as left behind; the others are still ended.
+                if let Err(error) = self.end(i) {
+                    tracing::error!(fault = %self.carried[i].fault, %error, "left behind");
+                }
                 if let Some(before) = before {
                     let dropped = self.carried[i].last.packets_dropped;
                     self.carried[i].last = FaultStatus { packets_dropped: dropped, ..before };
@@ -305,7 +320,7 @@ impl<'a> FaultDriver<'a> {
             bytes_dropped: status.bytes_dropped.total(),
             fired_at_ns,
             first_drop_ns: if in_user_space { carried.begun_ns } else { status.first_drop_ns },
-            healed_at_ns: status.healed_at_ns,
+            healed_at_ns: status.healed_at_ns.or(status.expired.then_some(status.expires_at_ns)),
             healed: carried.undone,
             ports_at_firing: ports_at_firing.unwrap_or_default(),
         }

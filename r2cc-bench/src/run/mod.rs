@@ -7,7 +7,7 @@ mod faults;
 mod progress;
 mod ranks;
 
-pub use faults::Cutter;
+pub use faults::{Cutter, LEASE};
 pub use progress::Progress;
 
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ use r2cc_inject::{Injector, PortSpec};
 use crate::check::record::{IterationRecord, NodeCounters, Span, TransportRecord, WrongElement};
 use crate::check::{self, CheckResult, RunRecord, figures};
 use crate::cluster::{self, ClusterError, EmulatedCluster};
-use crate::goodput;
-use crate::report::{Event, EventLog, ExitCode, RunContext, Summary};
+use crate::goodput::{self, GoodputError};
+use crate::report::{Event, EventLog, ExitCode, FolderError, RunContext, Summary};
 use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing};
 use crate::workload::job::{Job, JobError};
 use crate::workload::{Damage, Order, RankConfig, Report};
@@ -61,6 +61,8 @@ pub struct Settings {
     pub cutter: Cutter,
     /// Seed of whatever is random.
     pub seed: u64,
+    /// How long a fault lasts that nobody renews.
+    pub lease: Duration,
 }
 
 /// Runs a suite once; `out` gets the ranks' logs and event files.
@@ -134,16 +136,23 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         return match error {
             JobError::Interrupted => ExitCode::Interrupted,
             JobError::TimedOut { .. } => ExitCode::TimedOut,
+            JobError::Lost { environment: true, .. } | JobError::Log { .. } => ExitCode::NotReady,
             JobError::Lost { .. } => ExitCode::Failed,
             JobError::Io { .. } => ExitCode::Internal,
         };
     }
-    if error.downcast_ref::<ClusterError>().is_some_and(ClusterError::is_environment)
-        || error.downcast_ref::<r2cc_inject::Error>().is_some()
-    {
-        return ExitCode::NotReady;
+    let cluster = error.downcast_ref::<ClusterError>().or(match error.downcast_ref::<GoodputError>() {
+        Some(GoodputError::Cluster(error)) => Some(error),
+        _ => None,
+    });
+    match error.downcast_ref::<r2cc_inject::Error>() {
+        // Nobody renewed it in time: this process was stopped, or starved.
+        Some(r2cc_inject::Error::Expired { .. }) => ExitCode::Inconclusive,
+        Some(_) => ExitCode::NotReady,
+        None if cluster.is_some_and(ClusterError::is_environment) => ExitCode::NotReady,
+        None if error.downcast_ref::<FolderError>().is_some() => ExitCode::NotReady,
+        None => ExitCode::Internal,
     }
-    ExitCode::Internal
 }
 
 struct Session<'a> {
@@ -175,7 +184,7 @@ impl Session<'_> {
         self.log.record(at_ns(), Event::Goodput(self.record.goodput_bits_s.clone()))?;
 
         let injector = Injector::attach(&self.ports(&cluster))?;
-        let driver = Mutex::new(FaultDriver::new(&cluster, injector, rate));
+        let driver = Mutex::new(FaultDriver::new(&cluster, injector, rate, self.settings.lease));
         let configs = self.configs(&cluster)?;
         let program = self.settings.program.clone();
         let command = |config: &RankConfig| {
@@ -184,6 +193,8 @@ impl Session<'_> {
             Ok(command)
         };
         self.note(format!("ranks: starting {}", configs.len()))?;
+        // An earlier run in this folder is not this run's story.
+        configs.iter().for_each(|config| drop(std::fs::remove_file(&config.events)));
         let mut job = Job::start(&configs, command, self.out, self.interrupted)?;
         let outcome = self.measure(&cluster, &driver, &configs, &mut job);
         // Killed before the story is read, so that no event file grows any more; the first error counts.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -39,6 +39,16 @@ pub enum JobError {
         first: (usize, String),
         /// What the others said.
         others: Vec<(usize, String)>,
+        /// Whether the machine is at fault, by the first rank's own words.
+        environment: bool,
+    },
+    /// A rank's log cannot be made.
+    #[error("{}: cannot be written: {source}\n  hint: free some space there, or give another --out", place.display())]
+    Log {
+        /// The file.
+        place: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// A rank could not be started or spoken to.
     #[error("rank {rank}: {source}")]
@@ -94,8 +104,9 @@ impl<'a> Job<'a> {
         let mut job = Self { ranks: Vec::new(), reports, interrupted };
         for config in configs {
             let rank = config.rank;
+            let place = logs.join(format!("rank-{rank}.log"));
+            let log = File::create(&place).map_err(|source| JobError::Log { place, source })?;
             let started = (|| {
-                let log = File::create(logs.join(format!("rank-{rank}.log")))?;
                 let mut command = command(config)?;
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
                 command.spawn()
@@ -147,7 +158,9 @@ impl<'a> Job<'a> {
         let mut reports: Vec<Option<Report>> = vec![None; self.ranks.len()];
         while reports.iter().any(Option::is_none) {
             match self.next(deadline)? {
-                Some((rank, FromRank::Report(Report::Failed { error }))) => return Err(self.lost(rank, Some(error))),
+                Some((rank, FromRank::Report(Report::Failed { error, environment }))) => {
+                    return Err(self.lost(rank, Some((error, environment))));
+                }
                 Some((rank, FromRank::Report(report))) => reports[rank] = Some(report),
                 Some((rank, FromRank::Ended)) => return Err(self.lost(rank, None)),
                 None => {
@@ -179,14 +192,16 @@ impl<'a> Job<'a> {
     }
 
     /// How a lost rank ended, and what the others say of it.
-    fn lost(&mut self, rank: usize, error: Option<String>) -> JobError {
-        let mut words: Vec<Option<String>> = vec![None; self.ranks.len()];
+    fn lost(&mut self, rank: usize, error: Option<(String, bool)>) -> JobError {
+        let mut words: Vec<Option<(String, bool)>> = vec![None; self.ranks.len()];
         let mut ended = vec![false; self.ranks.len()];
         (ended[rank], words[rank]) = (error.is_none(), error);
         let deadline = Instant::now() + LAST_WORDS;
         while !ended.iter().all(|e| *e) {
             match self.next(deadline) {
-                Ok(Some((rank, FromRank::Report(Report::Failed { error })))) => words[rank] = Some(error),
+                Ok(Some((rank, FromRank::Report(Report::Failed { error, environment })))) => {
+                    words[rank] = Some((error, environment));
+                }
                 Ok(Some((rank, FromRank::Ended))) => ended[rank] = true,
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
@@ -195,16 +210,9 @@ impl<'a> Job<'a> {
         // A rank that was killed says nothing itself: it is the first cause.
         let silent = (0..words.len()).find(|r| ended[*r] && words[*r].is_none());
         let first = silent.unwrap_or(rank);
-        let describe = |job: &mut Self, rank: usize, words: Option<String>| match words {
-            Some(words) => words,
-            None => job.ending(rank),
-        };
-        let first_words = describe(self, first, words[first].clone());
-        let others = (0..words.len())
-            .filter(|r| *r != first)
-            .filter_map(|r| Some((r, words[r].clone()?)))
-            .collect();
-        JobError::Lost { first: (first, first_words), others }
+        let (first_words, environment) = words[first].clone().unwrap_or_else(|| (self.ending(first), false));
+        let others = (0..words.len()).filter(|r| *r != first).filter_map(|r| Some((r, words[r].clone()?.0))).collect();
+        JobError::Lost { first: (first, first_words), others, environment }
     }
 
     fn ending(&mut self, rank: usize) -> String {
@@ -229,7 +237,8 @@ impl<'a> Job<'a> {
                     Ok(Some(status)) if status.success() => break self.ranks[rank].ended = true,
                     Ok(Some(status)) => {
                         self.ranks[rank].ended = true;
-                        return Err(JobError::Lost { first: (rank, format!("{status} while closing")), others: vec![] });
+                        let first = (rank, format!("{status} while closing"));
+                        return Err(JobError::Lost { first, others: vec![], environment: false });
                     }
                     Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
                     Ok(None) => {
@@ -260,8 +269,10 @@ impl Drop for Job<'_> {
 fn read_reports(rank: usize, out: impl io::Read, sender: &Sender<(usize, FromRank)>) {
     for line in BufReader::new(out).lines() {
         let Ok(line) = line else { break };
-        let report = serde_json::from_str(&line)
-            .unwrap_or_else(|error| Report::Failed { error: format!("an unreadable report ({error}): {line}") });
+        let report = serde_json::from_str(&line).unwrap_or_else(|error| {
+            let error = format!("an unreadable report ({error}): {line}");
+            Report::Failed { error, environment: false }
+        });
         if sender.send((rank, FromRank::Report(report))).is_err() {
             return;
         }

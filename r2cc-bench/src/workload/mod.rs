@@ -1,8 +1,10 @@
 //! What ranks do, and how the bench talks to them: orders on a rank's standard input, reports on its standard
-//! output, one JSON object a line. [`rank`] is the rank's side, [`job`] the bench's.
+//! output, one JSON object a line. [`rank`] is the rank's side, [`job`] the bench's; [`support`] says what of a
+//! suite can be run at all.
 
 pub mod job;
 pub mod rank;
+pub mod support;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -109,5 +111,7 @@ pub enum Report {
     Failed {
         /// Why, with a hint.
         error: String,
+        /// Whether the machine is at fault (a port in use, a NIC missing), not the job.
+        environment: bool,
     },
 }

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use r2cc::control::RendezvousError;
 use r2cc::repair::PathState;
 use r2cc::{Communicator, DType, ReduceOp};
 
@@ -34,9 +35,18 @@ pub fn serve() -> Result<()> {
     let outcome = serve_orders();
     if let Err(error) = &outcome {
         // A bench that is gone needs no report.
-        let _ = report(&Report::Failed { error: format!("{error:#}") });
+        let _ = report(&Report::Failed { error: format!("{error:#}"), environment: is_environment(error) });
     }
     outcome
+}
+
+fn is_environment(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<r2cc::Error>(),
+        Some(
+            r2cc::Error::Rendezvous(RendezvousError::Listen { .. }) | r2cc::Error::Topology(_) | r2cc::Error::Io { .. }
+        )
+    )
 }
 
 fn report(report: &Report) -> io::Result<()> {
@@ -72,10 +82,11 @@ fn serve_orders() -> Result<()> {
             Order::Iterate { iteration, corrupt } => {
                 let source = if config.in_place { output.as_mut() } else { input.as_mut() };
                 elements::fill(source, dtype, op, config.rank, config.world, iteration)?;
+                comm.barrier()?;
+                // After the barrier, which is a collective too and would take the damage upon itself.
                 if let Some(damage) = corrupt {
                     comm.corrupt_next(damage.into())?;
                 }
-                comm.barrier()?;
                 let start = r2cc::transport::now();
                 let from = (!config.in_place).then(|| &*input.as_mut());
                 comm.all_reduce_bytes(dtype, op, from, output.as_mut())?;

@@ -1,0 +1,252 @@
+//! `r2cc-bench run`: suites in, results folders out, the worst exit code.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, ValueEnum};
+use r2cc_bench::check::record::{FaultRecord, IterationRecord};
+use r2cc_bench::check::{self, RunRecord};
+use r2cc_bench::cluster;
+use r2cc_bench::report::{self, ExitCode as Code, FolderError, Paint, Reference, ResultsFolder, Summary};
+use r2cc_bench::run::{self, Cutter, LEASE, Progress, Settings};
+use r2cc_bench::suite::{Suite, Timing};
+use r2cc_bench::workload::support::unsupported;
+
+use super::{Format, complain, say};
+
+#[derive(Args)]
+pub(super) struct RunArgs {
+    /// Suite files.
+    #[arg(required = true)]
+    suites: Vec<PathBuf>,
+    /// Folder for results; default: results/<suite>-<time>/.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Run each suite this often; the worst run's figures are on top of the summary.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: u32,
+    /// Self-test: damage an element that a rank receives in this iteration (`3` flips a bit, `3,nan` writes a NaN); must end in exit code 2.
+    #[arg(long, value_name = "ITER[,nan]", value_parser = corruption)]
+    corrupt: Option<(u32, bool)>,
+    /// Whether failing timing checks count; default: what the suite says.
+    #[arg(long, value_enum)]
+    timing: Option<TimingArg>,
+    /// Judge only checks of this name.
+    #[arg(long, value_name = "CHECK")]
+    only: Option<String>,
+    /// Who blocks a port: our programs in the packet path, or the switch.
+    #[arg(long, value_enum, default_value_t = Cutter::Xdp)]
+    cutter: Cutter,
+    /// Seed of whatever is random: lost packets, damage.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Form of the result on standard output.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// No progress on standard error.
+    #[arg(long)]
+    quiet: bool,
+    /// How long a fault lasts that this process does not renew, at least 100ms.
+    #[arg(long, hide = true, value_parser = lease)]
+    lease: Option<Duration>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum TimingArg {
+    Enforced,
+    Advisory,
+}
+
+fn corruption(text: &str) -> Result<(u32, bool), String> {
+    let (iteration, nan) = match text.split_once(',') {
+        None => (text, false),
+        Some((iteration, "nan")) => (iteration, true),
+        Some((_, other)) => return Err(format!("{other:?} after the comma; only `nan` may stand there")),
+    };
+    match iteration.parse() {
+        Ok(n) if n > 0 => Ok((n, nan)),
+        _ => Err(format!("{iteration:?} is no iteration; they count from 1")),
+    }
+}
+
+fn lease(text: &str) -> Result<Duration, String> {
+    let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if lease < Duration::from_millis(100) {
+        return Err("shorter than a busy machine needs to renew it".to_owned());
+    }
+    Ok(lease)
+}
+
+/// What ends the command before its time: an exit code, and what the user is told.
+type Complaint = (Code, String);
+
+pub(super) fn run_suites(args: &RunArgs) -> Code {
+    let suites = match read(args) {
+        Ok(suites) => suites,
+        Err(code) => return code,
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        if let Err(error) = signal_hook::flag::register(signal, Arc::clone(&interrupted)) {
+            complain(format!("cannot handle signal {signal}: {error}"));
+            return Code::Internal;
+        }
+    }
+    // A bench that was killed earlier leaves its state file; nothing else can be left.
+    if let Err(error) = cluster::sweep() {
+        tracing::warn!(%error, "sweep");
+    }
+    let many = suites.len() > 1;
+    let mut codes = Vec::new();
+    for (file, suite) in &suites {
+        let out = match (&args.out, many) {
+            (Some(out), true) => out.join(&suite.name),
+            (Some(out), false) => out.clone(),
+            (None, _) => ResultsFolder::default_path(&suite.name, SystemTime::now()),
+        };
+        codes.push(run_suite(args, file, suite, &out, &interrupted).unwrap_or_else(|(code, error)| {
+            complain(error);
+            code
+        }));
+        if interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    Code::worst(codes)
+}
+
+/// Reads and judges everything before anything runs; complains about each problem.
+fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
+    let mut suites = Vec::new();
+    let mut sound = true;
+    let mut refuse = |error: String| {
+        complain(error);
+        sound = false;
+    };
+    for file in &args.suites {
+        match Suite::load(file) {
+            Ok(suite) => suites.push((file.as_path(), suite)),
+            Err(error) => refuse(error.to_string()),
+        }
+    }
+    for (file, suite) in &suites {
+        let file = file.display();
+        for reason in unsupported(suite, args.cutter) {
+            refuse(format!("{file}: {reason}"));
+        }
+        let iterations = suite.workload.iterations;
+        if let Some((iteration, _)) = args.corrupt.filter(|(iteration, _)| *iteration > iterations) {
+            refuse(format!("--corrupt {iteration}: {file} has {iterations} iterations"));
+        }
+        if let Some(only) = &args.only {
+            let names = check_names(suite);
+            if !names.contains(only) {
+                refuse(format!("--only {only}: {file} has no such check\n  hint: it has {}", names.join(", ")));
+            }
+        }
+        let namesakes = suites.iter().filter(|(_, other)| other.name == suite.name).count();
+        if namesakes > 1 {
+            refuse(format!("{file}: {namesakes} of these suites are named {}: their results would be one", suite.name));
+        }
+    }
+    if sound { Ok(suites) } else { Err(Code::Usage) }
+}
+
+/// Names of the checks that a run of `suite` is judged by, once its baseline is measured and its faults have fired.
+fn check_names(suite: &Suite) -> Vec<String> {
+    let fired = FaultRecord { fired: true, asked_bytes: Some(0), ..FaultRecord::default() };
+    let second = IterationRecord { end_ns: 1_000_000_000, ..IterationRecord::default() };
+    let record = RunRecord {
+        baseline: vec![second; suite.workload.baseline as usize],
+        faults: vec![fired; suite.faults.len()],
+        ..RunRecord::default()
+    };
+    let mut names = Vec::new();
+    for check in check::evaluate(suite, &record, suite.timing) {
+        // As `--only` takes it: whole, or its first word.
+        let key = check.name.split(' ').next().unwrap_or_default().to_owned();
+        names.extend([key, check.name]);
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn run_suite(
+    args: &RunArgs,
+    file: &Path,
+    suite: &Suite,
+    out: &Path,
+    interrupted: &AtomicBool,
+) -> Result<Code, Complaint> {
+    let not_ready = |error: FolderError| (Code::NotReady, error.to_string());
+    // What a run could not record, it could not record for want of room or rights.
+    let unrecorded = |error: anyhow::Error| {
+        let code = if error.is::<FolderError>() { Code::NotReady } else { Code::Internal };
+        (code, format!("{error:#}"))
+    };
+    let folder = ResultsFolder::open(out).map_err(not_ready)?;
+    // Until this run has a verdict there is none in its folder.
+    ["summary.json", "junit.xml"].iter().for_each(|name| drop(std::fs::remove_file(out.join(name))));
+    let mut log = folder.event_log().map_err(not_ready)?;
+    let program = std::env::current_exe().map_err(|error| (Code::Internal, error.to_string()))?;
+    let progress = Progress::new(args.quiet);
+    let timing = match args.timing {
+        Some(TimingArg::Enforced) => Timing::Enforced,
+        Some(TimingArg::Advisory) => Timing::Advisory,
+        None => suite.timing,
+    };
+    let mut runs = Vec::new();
+    for repetition in 1..=args.repeat {
+        let settings = Settings {
+            program: program.clone(),
+            timing,
+            corrupt: args.corrupt,
+            only: args.only.clone(),
+            cutter: args.cutter,
+            seed: args.seed.wrapping_add(u64::from(repetition) - 1),
+            lease: args.lease.unwrap_or(LEASE),
+        };
+        if args.repeat > 1 {
+            progress.note(&format!("{}: run {repetition} of {}", suite.name, args.repeat));
+        }
+        let summary = run::run(suite, &settings, repetition, folder.path(), &mut log, &progress, interrupted)
+            .map_err(unrecorded)?;
+        let stop = [Code::Interrupted, Code::NotReady].iter().any(|code| code.code() == summary.exit_code);
+        runs.push(summary);
+        if stop {
+            break;
+        }
+    }
+    progress.finish();
+    let summary = run::combine(suite, runs).ok_or((Code::Internal, "no run".to_owned()))?;
+    folder.write_json("summary.json", &summary).map_err(not_ready)?;
+    let junit = report::junit(&summary).map_err(|error| (Code::Internal, error.to_string()))?;
+    folder.write("junit.xml", junit.as_bytes()).map_err(not_ready)?;
+    tell(args, file, suite, &summary, folder.path())
+        .map_err(|error| (Code::NotReady, format!("standard output: {error}")))?;
+    Ok(Code::from_code(summary.exit_code).unwrap_or(Code::Internal))
+}
+
+fn tell(args: &RunArgs, file: &Path, suite: &Suite, summary: &Summary, out: &Path) -> Result<(), std::io::Error> {
+    if let Some(why) = &summary.ended_early {
+        complain(format!("{}: the run ended early: {why}", file.display()));
+    }
+    if args.format == Format::Json {
+        return say(serde_json::to_string_pretty(summary)?);
+    }
+    // A run that measured nothing has no table to show.
+    if !summary.baseline.millis.is_empty() {
+        say(format_args!("{}: {}\n", suite.name, suite.purpose))?;
+        say(report::run_text(summary, Paint::for_stdout()))?;
+        if let Some(name) = &suite.reference {
+            match Reference::load(file, name) {
+                Ok(reference) => say(format_args!("beside the published run:\n{}", reference.beside(summary)))?,
+                Err(error) => complain(error),
+            }
+        }
+    }
+    say(format_args!("results: {}", out.display()))
+}

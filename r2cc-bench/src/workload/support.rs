@@ -1,0 +1,148 @@
+//! What this build can run of what a suite can say: the schema is a contract that is wider than any one build.
+//! Pure; asked before anything is started, so that nothing a suite asks for is silently left out.
+
+use r2cc_inject::Direction;
+use r2cc_inject::fault::Kind;
+
+use crate::run::Cutter;
+use crate::suite::{AfterRepair, ClusterKind, MANAGEMENT_NIC, Mode, Schedule, Suite, Sync, WorkloadKind};
+
+/// Something a suite asks for that this build does not do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{key}: {asked}` cannot be run by this build\n  hint: {hint}")]
+pub struct Unsupported {
+    /// The key of the suite.
+    pub key: String,
+    /// What it says.
+    pub asked: String,
+    /// What can be run instead.
+    pub hint: String,
+}
+
+/// Everything in `suite` that cannot be run, with ports blocked by `cutter`; empty when all of it can.
+pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
+    let mut found = Vec::new();
+    let mut refuse = |key: &str, asked: &str, hint: &str| {
+        found.push(Unsupported { key: key.to_owned(), asked: asked.to_owned(), hint: hint.to_owned() });
+    };
+    match suite.cluster.kind {
+        ClusterKind::Emulated => {}
+        kind @ (ClusterKind::Ssh | ClusterKind::SoftRoce) => {
+            refuse("cluster.kind", kind.name(), "it runs emulated clusters on this machine: `kind: emulated`");
+        }
+    }
+    if suite.scale.host.is_none() {
+        let hint = "it runs the native engine on host memory: add `host: {bytes: .., nic_rate: ..}`";
+        refuse("scale", "no `host`", hint);
+    }
+    let kind = match suite.workload.kind {
+        WorkloadKind::AllreduceLoop => None,
+        WorkloadKind::Perf => Some("perf"),
+        WorkloadKind::CudaGraph => Some("cuda-graph"),
+        WorkloadKind::Ddp => Some("ddp"),
+    };
+    if let Some(kind) = kind {
+        refuse("workload.kind", kind, "it runs `kind: allreduce-loop`");
+    }
+    if suite.workload.sync == Sync::None {
+        refuse("workload.sync", "none", "its ranks wait for each other: `sync: each`");
+    }
+    let mode = match suite.library.mode {
+        Mode::Balance => None,
+        Mode::None => Some("none"),
+        Mode::Off => Some("off"),
+        Mode::HotRepair => Some("hot-repair"),
+        Mode::R2ccAllreduce => Some("r2cc-allreduce"),
+        Mode::Weighted => Some("weighted"),
+    };
+    if let Some(mode) = mode {
+        refuse("library.mode", mode, "its native engine repairs by `mode: balance`");
+    }
+    if suite.library.schedule == Schedule::Weighted {
+        refuse("library.schedule", "weighted", "its native engine runs `schedule: ring`");
+    }
+    let after = match suite.library.after_repair {
+        None | Some(AfterRepair::Balance) => None,
+        Some(AfterRepair::R2ccAllreduce) => Some("r2cc-allreduce"),
+        Some(AfterRepair::Weighted) => Some("weighted"),
+    };
+    if let Some(after) = after {
+        refuse("library.after_repair", after, "its native engine keeps the ring: `after_repair: balance`");
+    }
+    for fault in &suite.faults {
+        if cutter == Cutter::Switch && fault.kind == Kind::Drop && fault.direction != Direction::Both {
+            let hint = "the switch blocks a port in both directions: use `--cutter xdp`";
+            refuse("faults", &fault.to_string(), hint);
+        }
+        let shapes = matches!(fault.kind, Kind::Rate { .. });
+        if shapes
+            && (fault.target.nic == MANAGEMENT_NIC || suite.scale.host.as_ref().is_some_and(|s| s.nic_rate.is_none()))
+        {
+            refuse(
+                "faults",
+                &fault.to_string(),
+                "only a NIC that is shaped, by `scale.host.nic_rate`, has a rate to change",
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(bend: impl FnOnce(&mut Suite)) -> Suite {
+        let mut suite = Suite::parse(include_str!("../../../suites/01.yaml"), "suites/01.yaml").unwrap();
+        bend(&mut suite);
+        suite
+    }
+
+    fn refused(bend: impl FnOnce(&mut Suite)) -> Vec<(String, String)> {
+        unsupported(&suite(bend), Cutter::Xdp).into_iter().map(|u| (u.key, u.asked)).collect()
+    }
+
+    #[test]
+    fn suite_01_is_run_whole() {
+        assert_eq!(refused(|_| {}), []);
+        assert_eq!(refused(|s| s.library.after_repair = Some(AfterRepair::Balance)), []);
+    }
+
+    #[test]
+    fn whatever_the_engine_does_not_do_is_refused_by_its_key() {
+        let one = |key: &str, asked: &str| vec![(key.to_owned(), asked.to_owned())];
+        for (kind, name) in
+            [(WorkloadKind::Perf, "perf"), (WorkloadKind::CudaGraph, "cuda-graph"), (WorkloadKind::Ddp, "ddp")]
+        {
+            assert_eq!(refused(|s| s.workload.kind = kind), one("workload.kind", name));
+        }
+        for (mode, name) in [
+            (Mode::None, "none"),
+            (Mode::Off, "off"),
+            (Mode::HotRepair, "hot-repair"),
+            (Mode::R2ccAllreduce, "r2cc-allreduce"),
+            (Mode::Weighted, "weighted"),
+        ] {
+            assert_eq!(refused(|s| s.library.mode = mode), one("library.mode", name));
+        }
+        for (kind, name) in [(ClusterKind::Ssh, "ssh"), (ClusterKind::SoftRoce, "soft-roce")] {
+            assert_eq!(refused(|s| s.cluster.kind = kind), one("cluster.kind", name));
+        }
+        assert_eq!(refused(|s| s.scale.host = None), one("scale", "no `host`"));
+        assert_eq!(refused(|s| s.workload.sync = Sync::None), one("workload.sync", "none"));
+        assert_eq!(refused(|s| s.library.schedule = Schedule::Weighted), one("library.schedule", "weighted"));
+        for (after, name) in [(AfterRepair::R2ccAllreduce, "r2cc-allreduce"), (AfterRepair::Weighted, "weighted")] {
+            assert_eq!(refused(|s| s.library.after_repair = Some(after)), one("library.after_repair", name));
+        }
+    }
+
+    #[test]
+    fn a_fault_that_would_do_something_else_than_it_says_is_refused() {
+        let half = suite(|s| s.faults = vec!["drop@node-1/mlx5_2/rx from allreduce#3 for run".parse().unwrap()]);
+        assert_eq!(unsupported(&half, Cutter::Xdp), []);
+        assert_eq!(unsupported(&half, Cutter::Switch).len(), 1);
+        let rate = |place: &str| vec![format!("rate:20Mbit@{place} from allreduce#3 for run").parse().unwrap()];
+        assert_eq!(refused(|s| s.faults = rate("node-1/mlx5_2")), []);
+        assert_eq!(refused(|s| s.faults = rate("node-1/mgmt0")).len(), 1);
+    }
+}
