@@ -32,6 +32,8 @@ const SEEN_MAX: usize = 4096;
 
 /// A fault view is settled when it has not changed for this long.
 const VIEW_TIME: Time = Time::from_millis(100);
+/// How often a rank shows on the mesh that it is there; nobody counts on it, so a dead control network harms nothing.
+const HEARTBEAT_TIME: Time = Time::from_millis(500);
 /// How often the rates of paths are compared.
 const PACE_TIME: Time = Time::from_millis(200);
 
@@ -91,6 +93,7 @@ pub(crate) struct State {
     last_tick: Time,
     pace: PaceWatch,
     pace_due: Time,
+    heartbeat_due: Time,
     done: bool,
 }
 
@@ -112,6 +115,7 @@ impl State {
             last_tick: Time::ZERO,
             pace: PaceWatch::default(),
             pace_due: Time::ZERO,
+            heartbeat_due: Time::ZERO,
             done: false,
         }
     }
@@ -145,6 +149,10 @@ impl Engine {
                 self.state.last_tick = at;
                 self.links.handle_tick(at);
                 self.mesh.flush();
+                if at >= self.state.heartbeat_due {
+                    self.state.heartbeat_due = at + HEARTBEAT_TIME;
+                    self.mesh.heartbeat();
+                }
                 self.check_deadlines(at);
                 self.check_pace(at);
                 self.tell_view(at);

@@ -25,6 +25,15 @@ pub enum MeshEvent {
     },
 }
 
+/// How a connection came to its end.
+#[derive(Debug)]
+enum Ending {
+    /// The other process closed it, or its kernel did when the process died.
+    Process,
+    /// It timed out or became unreachable: says something of the network, nothing of the process.
+    Network,
+}
+
 #[derive(Debug)]
 struct Peer {
     rank: usize,
@@ -69,13 +78,14 @@ impl Mesh {
     pub fn handle_ready(&mut self, epoll: &Epoll, token: u64) {
         let Some(peer) = self.peers.get_mut((token & !TOKEN) as usize) else { return };
         let mut buffer = [0; 16 << 10];
-        let alive = loop {
+        let ending = loop {
             match peer.socket.read(&mut buffer) {
-                Ok(0) => break false,
+                Ok(0) => break Some(Ending::Process),
                 Ok(n) => peer.incoming.extend_from_slice(&buffer[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break true,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break None,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break false,
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => break Some(Ending::Process),
+                Err(_) => break Some(Ending::Network),
             }
         };
         while let Some(head) = peer.incoming.first_chunk::<4>() {
@@ -89,13 +99,17 @@ impl Mesh {
             }
             let message = peer.incoming[4..4 + len].to_vec();
             peer.incoming.drain(..4 + len);
-            self.events.push_back(MeshEvent::Message(message));
+            if !message.is_empty() {
+                self.events.push_back(MeshEvent::Message(message));
+            }
         }
-        if !alive && peer.open {
-            peer.open = false;
-            // Fails only if the socket is not watched, which is what we want.
-            let _ = epoll.delete(&peer.socket);
-            self.events.push_back(MeshEvent::Closed { rank: peer.rank });
+        let Some(ending) = ending.filter(|_| peer.open) else { return };
+        peer.open = false;
+        // Fails only if the socket is not watched, which is what we want.
+        let _ = epoll.delete(&peer.socket);
+        match ending {
+            Ending::Process => self.events.push_back(MeshEvent::Closed { rank: peer.rank }),
+            Ending::Network => tracing::warn!(rank = peer.rank, "control network lost; control rides on the data lanes"),
         }
     }
 
@@ -106,6 +120,15 @@ impl Mesh {
                 peer.outgoing.extend_from_slice(&(message.len() as u32).to_le_bytes());
                 peer.outgoing.extend_from_slice(message);
             }
+        }
+        self.flush();
+    }
+
+    /// Sends an empty message to every peer that has taken the earlier ones: traffic that keeps firewalls'
+    /// and switches' tables fresh and shows in captures.
+    pub fn heartbeat(&mut self) {
+        for peer in self.peers.iter_mut().filter(|p| p.open && p.outgoing.is_empty()) {
+            peer.outgoing.extend_from_slice(&0_u32.to_le_bytes());
         }
         self.flush();
     }
