@@ -129,13 +129,15 @@ impl Verdict {
     }
 }
 
-/// Judges one run: how it ended (if not by itself), and its checks.
+/// Judges one run: how it ended (if not by itself), and its checks. What ended a run early is also why its
+/// checks cannot tell, so that only figures that are wrong weigh beside it.
 pub fn judge(checks: &[CheckResult], ended: Option<ExitCode>) -> (Verdict, ExitCode) {
     let of_checks = checks.iter().map(|check| match (check.status, check.class) {
         (CheckStatus::Fail, CheckClass::Elements) => ExitCode::WrongElements,
         (CheckStatus::Fail, CheckClass::Healed) => ExitCode::FaultLeftBehind,
         (CheckStatus::Fail, _) => ExitCode::Failed,
-        (CheckStatus::Inconclusive, _) => ExitCode::Inconclusive,
+        (CheckStatus::Inconclusive, _) if ended.is_none() => ExitCode::Inconclusive,
+        (CheckStatus::Inconclusive, _) => ExitCode::Pass,
         (CheckStatus::Pass | CheckStatus::Note | CheckStatus::Skipped, _) => ExitCode::Pass,
     });
     let exit = ExitCode::worst(of_checks.chain(ended));

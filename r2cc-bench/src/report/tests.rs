@@ -72,6 +72,9 @@ fn checks_and_the_way_a_run_ended_make_the_verdict() {
         (vec![(Healed, Fail), (Elements, Fail)], Some(ExitCode::Interrupted), Verdict::FaultLeftBehind, 6),
         (vec![(Elements, Fail)], Some(ExitCode::Interrupted), Verdict::Interrupted, 130),
         (vec![(Timing, Inconclusive)], Some(ExitCode::Internal), Verdict::Internal, 70),
+        (vec![(Cut, Inconclusive), (Counters, Fail)], Some(ExitCode::Failed), Verdict::Fail, 1),
+        (vec![(Cut, Inconclusive), (Elements, Fail)], Some(ExitCode::Failed), Verdict::WrongElements, 2),
+        (vec![(Counters, Fail)], Some(ExitCode::Inconclusive), Verdict::Inconclusive, 3),
     ];
     for (checks, ended, verdict, code) in cases {
         let results: Vec<_> = checks.iter().map(|(class, status)| result(*class, *status)).collect();

@@ -43,6 +43,15 @@ fn every_suite_of_the_repository_is_valid_and_carries_the_modeline() {
 }
 
 #[test]
+fn every_library_mode_can_be_written_as_it_is_named() {
+    use super::Mode;
+    for (word, mode) in [("off", Mode::Off), ("none", Mode::None), ("hot-repair", Mode::HotRepair)] {
+        let suite = Suite::parse(&with("mode: balance", &format!("mode: {word}")), "suite.yaml").unwrap();
+        assert_eq!(suite.library.mode, mode);
+    }
+}
+
+#[test]
 fn the_schema_beside_the_suites_is_the_generated_one() {
     let text = fs::read_to_string(suites().join("schema.json")).unwrap();
     let stored: serde_json::Value = serde_json::from_str(&text).unwrap();

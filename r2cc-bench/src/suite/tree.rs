@@ -41,7 +41,8 @@ pub(super) enum Content {
 
 /// Reads one document.
 pub(super) fn read(text: &str) -> Result<Node, serde_yaml::Error> {
-    serde_yaml::from_str(text)
+    // As YAML 1.2 has it: `off` is a word, which names a library mode, and no boolean.
+    serde_yaml::from_str_with_options(text, serde_yaml::options! { strict_booleans: true })
 }
 
 impl Node {
