@@ -336,7 +336,8 @@ impl Sender {
         let path = self.path_mut(lane.path)?;
         if path.current != Some(lane.generation) {
             self.totals.late_acks += 1;
-            if count_late && let Some(chunk) = self.paths[usize::from(lane.path.0)].pop_acked(now) {
+            for _ in 0..if count_late { chunks } else { 0 } {
+                let Some(chunk) = self.paths.iter_mut().find_map(|path| path.pop_acked(now)) else { break };
                 self.settle(chunk);
             }
             return Ok(());

@@ -59,6 +59,9 @@ impl Coverage {
     }
 }
 
+/// In this time a message gets through as long as one path is sound.
+const PROGRESS: Time = Time::from_millis(1000);
+
 #[derive(Debug)]
 struct PathView {
     state: PathState,
@@ -79,6 +82,10 @@ pub struct Judge {
     written: BTreeMap<(u64, u64), (u32, Vec<Lane>)>,
     /// Fences written on each lane.
     fences: BTreeMap<Lane, BTreeMap<PathId, Generation>>,
+    /// Some path of the link is touched by no fault: messages must keep moving.
+    sound: bool,
+    posted_at: Vec<Option<Time>>,
+    granted_at: Vec<Option<Time>>,
     posted_bytes: u64,
     replayed_bytes: u64,
     suspected: u64,
@@ -89,7 +96,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    pub fn new(name: String, sizes: &[usize], paths: usize, application_only: bool) -> Self {
+    pub fn new(name: String, sizes: &[usize], paths: usize, application_only: bool, sound: bool) -> Self {
         Self {
             name,
             application_only,
@@ -100,6 +107,9 @@ impl Judge {
             fenced: BTreeMap::new(),
             written: BTreeMap::new(),
             fences: BTreeMap::new(),
+            sound,
+            posted_at: vec![None; sizes.len()],
+            granted_at: vec![None; sizes.len()],
             posted_bytes: 0,
             replayed_bytes: 0,
             suspected: 0,
@@ -137,8 +147,13 @@ impl Judge {
         )
     }
 
-    pub fn handle_posted(&mut self, bytes: u64) {
+    pub fn handle_posted(&mut self, now: Time, message: MessageSeq, bytes: u64) {
         self.posted_bytes += bytes;
+        self.posted_at[message.0 as usize] = Some(now);
+    }
+
+    pub fn handle_granted(&mut self, now: Time, message: MessageSeq) {
+        self.granted_at[message.0 as usize] = Some(now);
     }
 
     /// A chunk has been polled: the bytes in flight stay within the window, or are this one chunk.
@@ -282,6 +297,13 @@ impl Judge {
         let told = (totals.payload_bytes, totals.replayed_bytes, totals.paths_suspected, totals.paths_failed);
         if mine != told {
             trace.fail(now, format_args!("{}: totals {told:?}, seen {mine:?}", self.name));
+        }
+        let oldest = self.done.iter().position(|d| !d).filter(|_| self.sound);
+        if let Some(seq) = oldest
+            && let (Some(posted), Some(granted)) = (self.posted_at[seq], self.granted_at[seq])
+            && now > posted.max(granted) + PROGRESS + late
+        {
+            trace.fail(now, format_args!("{}: message {seq} does not move on {}", self.name, self.progress()));
         }
         if let Some(since) = self.dark_since
             && !self.dead_told

@@ -274,6 +274,14 @@ impl Net {
         }
     }
 
+    /// What is still on its way to `side`, as if repeated once more and let through.
+    pub fn read_ahead(&mut self, conn: usize, side: usize, into: &mut Vec<u8>) {
+        let pipe = &mut self.conns[conn].pipes[1 - side];
+        let known = (pipe.rcv_next - pipe.acked) as usize;
+        into.extend(pipe.buf.range(known.min(pipe.buf.len())..));
+        pipe.rcv_next = pipe.rcv_next.max(pipe.written);
+    }
+
     pub fn readable(&self, conn: usize, side: usize) -> usize {
         self.conns[conn].pipes[1 - side].rcv.len()
     }

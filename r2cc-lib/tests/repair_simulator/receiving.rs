@@ -77,7 +77,7 @@ impl ReceiveEnd {
 
     pub fn run(&mut self, net: &mut Net, judge: &mut Judge, plan: &LinkPlan) {
         self.greet(net, judge);
-        self.post(net, plan);
+        self.post(net, judge, plan);
         let mut lanes: Vec<Lane> = self.lanes.keys().copied().collect();
         if !plan.quiet && !lanes.is_empty() {
             let by = net.draw.index(lanes.len());
@@ -86,7 +86,7 @@ impl ReceiveEnd {
         for lane in lanes {
             self.read(net, judge, plan, lane);
         }
-        self.post(net, plan);
+        self.post(net, judge, plan);
         let lanes: Vec<Lane> = self.lanes.keys().copied().collect();
         for lane in lanes {
             self.write(net, lane);
@@ -122,7 +122,7 @@ impl ReceiveEnd {
     }
 
     /// Takes back buffers that the application has finished with and posts them, in order.
-    fn post(&mut self, net: &mut Net, plan: &LinkPlan) {
+    fn post(&mut self, net: &mut Net, judge: &mut Judge, plan: &LinkPlan) {
         while self.next < plan.sizes.len() as u64 {
             let at = (self.next % plan.receive_slots as u64) as usize;
             let Slot::Consumed { until, holds } = &self.slots[at] else { return };
@@ -139,6 +139,7 @@ impl ReceiveEnd {
             let most = if plan.exact_posts { size } else { len };
             let seq = self.machine.post(most as u64);
             net.trace.note(net.now, format_args!("{} receiver posts {seq:?}", self.link));
+            judge.handle_granted(net.now, seq);
             self.next += 1;
         }
     }

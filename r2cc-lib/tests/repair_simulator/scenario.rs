@@ -159,6 +159,23 @@ impl Scenario {
         self.faults.sort_by_key(|(at, _)| *at);
     }
 
+    /// Whether some path of the link is touched by no fault. Not where speeds fall or connections are refused.
+    pub fn has_sound_path(&self, link: usize) -> bool {
+        let plan = &self.links[link];
+        let touches = |path: usize, fault: &Fault| {
+            let (from, to) = plan.paths[path];
+            match *fault {
+                Fault::Nic { port, .. } | Fault::Hint { port, .. } => port == from || port == to,
+                Fault::Pair { from: a, to: b, .. } => (a, b) == (from, to) || (b, a) == (from, to),
+                Fault::Reset { link: l, path: p } => (l, p) == (link, path),
+                Fault::Rate { .. } | Fault::Loss { .. } | Fault::Refuse { .. } | Fault::Deaf { .. } => true,
+                Fault::Pause { .. } | Fault::Doubt { .. } => false,
+            }
+        };
+        let is_sound = |path: usize| self.faults.iter().all(|(_, fault)| !touches(path, fault));
+        plan.tear_down.is_none() && (0..plan.paths.len()).any(is_sound)
+    }
+
     fn draw_pauses(&mut self, draw: &mut Draw, span_ms: u64) {
         for _ in 0..draw.range(1, 8) {
             let (at, host) = (draw.millis(1, span_ms), draw.index(self.hosts));

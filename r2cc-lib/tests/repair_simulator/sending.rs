@@ -29,7 +29,9 @@ struct SendLane {
     inbound: Vec<u8>,
     sent: Vec<u64>,
     resume_at: Time,
+    /// Until then answers are read but not handled, as when another queue is served first.
     hold_until: Time,
+    hold_again_at: Time,
 }
 
 /// A lane that is closed while answers on it are still under way to the machine.
@@ -114,8 +116,9 @@ impl SendEnd {
             self.must(net, result);
         }
         let Some(end) = self.lanes.get_mut(&lane) else { return };
-        if plan.late_answers && end.hold_until <= now && net.draw.chance(5) {
-            end.hold_until = now + net.draw.micros(500, 40_000);
+        if plan.late_answers && end.hold_again_at <= now && net.draw.chance(25) {
+            let hold = net.draw.micros(500, 40_000);
+            (end.hold_until, end.hold_again_at) = (now + hold, now + hold * 4);
         }
         if end.hold_until <= now {
             let mut inbound = std::mem::take(&mut end.inbound);
@@ -169,6 +172,7 @@ impl SendEnd {
         self.late = rest;
         for mut late in due {
             net.read(late.conn, 0, &mut late.inbound, usize::MAX);
+            net.read_ahead(late.conn, 0, &mut late.inbound);
             let sent = std::mem::take(&mut late.sent);
             self.frames(net, judge, late.lane, &mut late.inbound, &sent);
         }
@@ -207,8 +211,9 @@ impl SendEnd {
         let (from, to) = plan.paths[usize::from(lane.path.0)];
         let conn = net.connect(self.link, lane, from, to);
         let (writing, inbound, sent) = (None, Vec::new(), Vec::new());
-        let (greeted, opened, resume_at, hold_until) = (false, false, Time::ZERO, Time::ZERO);
-        let end = SendLane { conn, greeted, opened, writing, inbound, sent, resume_at, hold_until };
+        let (greeted, opened) = (false, false);
+        let (resume_at, hold_until, hold_again_at) = (Time::ZERO, Time::ZERO, Time::ZERO);
+        let end = SendLane { conn, greeted, opened, writing, inbound, sent, resume_at, hold_until, hold_again_at };
         self.lanes.insert(lane, end);
     }
 
@@ -223,8 +228,8 @@ impl SendEnd {
     /// Answers that were under way when the lane went may still reach the machine, as completions do.
     fn keep_late(&mut self, net: &mut Net, plan: &LinkPlan, lane: Lane, end: SendLane) {
         if plan.late_answers && end.opened && net.draw.chance(80) {
-            let (least, most) = net.draw.pick(&[(1, 20), (20, 200)]);
-            let due = net.now + net.draw.millis(least, most);
+            let (least, most) = net.draw.pick(&[(500, 5000), (5000, 40_000), (20_000, 200_000)]);
+            let due = net.now + net.draw.micros(least, most);
             net.conns[end.conn].late_until = due;
             let (inbound, sent) = (end.inbound, end.sent);
             self.late.push(LateLane { lane, conn: end.conn, due, inbound, sent });
@@ -258,7 +263,7 @@ impl SendEnd {
             self.free[slot] = false;
             self.slots[slot][..bytes].copy_from_slice(&content::message(self.link, self.next, bytes));
             let seq = self.machine.post(bytes as u64);
-            judge.handle_posted(bytes as u64);
+            judge.handle_posted(net.now, seq, bytes as u64);
             net.trace.note(net.now, format_args!("{} posts {seq:?} of {bytes}", self.link));
             if seq.0 != self.next {
                 net.trace.fail(net.now, format_args!("link {}: posted {} as {seq:?}", self.link, self.next));

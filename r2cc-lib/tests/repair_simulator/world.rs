@@ -54,7 +54,13 @@ pub fn run(seed: u64, mode: Mode) -> Outcome {
     let links = scenario.links.iter().enumerate().map(|(i, plan)| Link {
         sender: Some(SendEnd::new(i, plan, scenario.tuning.clone(), Time::ZERO)),
         receiver: Some(ReceiveEnd::new(i, plan, scenario.tuning.clone())),
-        judge: Judge::new(format!("link {i}"), &plan.sizes, plan.paths.len(), mode.application_only),
+        judge: Judge::new(
+            format!("link {i}"),
+            &plan.sizes,
+            plan.paths.len(),
+            mode.application_only,
+            scenario.has_sound_path(i),
+        ),
         plan: plan.clone(),
         over: false,
     });
@@ -203,9 +209,10 @@ impl World {
             self.net.push(paused_until, Event::Tick { host });
             return;
         }
+        let late = self.paused.iter().sum();
         for link in &mut self.links {
             if let Some(end) = link.sender.as_mut().filter(|_| link.plan.from == host) {
-                end.tick(&mut self.net, &mut link.judge, &link.plan, self.paused[host]);
+                end.tick(&mut self.net, &mut link.judge, &link.plan, late);
             }
             if let Some(end) = link.receiver.as_mut().filter(|_| link.plan.to == host) {
                 end.tick(&mut self.net, &mut link.judge, &link.plan);
