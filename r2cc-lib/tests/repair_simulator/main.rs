@@ -64,7 +64,7 @@ fn how_to_replay(seed: u64) -> String {
 }
 
 #[test]
-fn every_rule_holds_in_every_seed() {
+fn every_rule_holds_in_every_seed_of_the_simulator() {
     let seeds = number("R2CC_SIM_SEEDS").unwrap_or(2000);
     let started = Instant::now();
     let counts = Mutex::new((Vec::<(&str, u64)>::new(), 0u64, 0u64));

@@ -83,8 +83,8 @@ pub struct Conn {
     ports: [Port; 2],
     pub ends: [End; 2],
     pipes: [Pipe; 2],
-    /// Until then bytes that come to the closed end of side 0 are still delivered, late.
-    pub late_until: Time,
+    /// Bytes that come to the closed end of side 0 are still kept, to be delivered late.
+    pub reads_late: bool,
 }
 
 #[derive(Debug)]
@@ -243,7 +243,7 @@ impl Net {
         let pipe = || Pipe { limit: self.plan.receive_buffer as u64, ..Pipe::default() };
         let ends = [End::Waiting, End::Waiting];
         let pipes = [pipe(), pipe()];
-        self.conns.push(Conn { link, lane, ports: [from, to], ends, pipes, late_until: Time::ZERO });
+        self.conns.push(Conn { link, lane, ports: [from, to], ends, pipes, reads_late: false });
         self.push(self.now, Event::Syn { conn, tries: 0 });
         conn
     }
@@ -474,7 +474,7 @@ impl Net {
             return;
         }
         let c = &mut self.conns[conn];
-        let reads_late = here == 0 && c.late_until > self.now;
+        let reads_late = here == 0 && c.reads_late;
         match c.ends[here] {
             End::Open => {}
             End::Closed if reads_late || c.pipes[here].fin => {}

@@ -173,6 +173,7 @@ impl SendEnd {
         for mut late in due {
             net.read(late.conn, 0, &mut late.inbound, usize::MAX);
             net.read_ahead(late.conn, 0, &mut late.inbound);
+            net.conns[late.conn].reads_late = false;
             let sent = std::mem::take(&mut late.sent);
             self.frames(net, judge, late.lane, &mut late.inbound, &sent);
         }
@@ -230,7 +231,7 @@ impl SendEnd {
         if plan.late_answers && end.opened && net.draw.chance(80) {
             let (least, most) = net.draw.pick(&[(500, 5000), (5000, 40_000), (20_000, 200_000)]);
             let due = net.now + net.draw.micros(least, most);
-            net.conns[end.conn].late_until = due;
+            net.conns[end.conn].reads_late = true;
             let (inbound, sent) = (end.inbound, end.sent);
             self.late.push(LateLane { lane, conn: end.conn, due, inbound, sent });
             net.wake(self.host, due);

@@ -11,7 +11,7 @@ use super::{Action, Sender, SenderError};
 use crate::repair::{Cause, Chunk, Generation, Lane, PathEvent, PathId, PathState, Time, Transition, next_state};
 
 impl Sender {
-    /// Time has passed. Call about every [`Tuning::tick`]; one that comes late moves the deadlines.
+    /// Time has passed. Call about every [`tick`](crate::repair::Tuning::tick); one that comes late moves the deadlines.
     ///
     /// # Errors
     /// Never in practice: the transitions that it makes are in the table.
