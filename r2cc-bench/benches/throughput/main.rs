@@ -1,0 +1,241 @@
+//! Throughput without shaping: an AllReduce of two ranks in two namespaces beside plain sockets that move and add
+//! the same bytes with no protocol.
+//!
+//! `cargo bench -p r2cc-bench --bench throughput [-- --enforce] [--out DIR]`. The baseline's connections, pieces,
+//! threads and buffers are the best of a sweep that is printed; iperf3 over as many connections is printed beside.
+//! Measurements alternate, and every figure is a ratio within the run. Small-message latency comes last.
+
+mod iperf;
+mod orders;
+mod plain;
+mod ranks;
+mod worker;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use r2cc_bench::cluster::{ClusterSpec, EmulatedCluster, Fabric};
+use serde_json::json;
+
+use orders::Shape;
+use ranks::{Ranks, Timing};
+
+/// Least share of the baseline's rate, and of iperf3's by the baseline, that `--enforce` accepts.
+const SHARE_LEAST: f64 = 0.9;
+const MIB: usize = 1 << 20;
+
+/// Throughput and latency beside plain sockets.
+#[derive(Parser)]
+#[command(name = "throughput")]
+struct Options {
+    /// Size of the AllReduce on each rank, MiB.
+    #[arg(long, default_value_t = 256)]
+    mib: usize,
+    /// Rounds of alternating measurements.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Use this shape of the baseline instead of a sweep: lanes,piece-KiB,threads,buffer-KiB.
+    #[arg(long, value_parser = parse_shape)]
+    shape: Option<Shape>,
+    /// Leave iperf3 out.
+    #[arg(long)]
+    no_iperf: bool,
+    /// Small AllReduces to time.
+    #[arg(long, default_value_t = 2000)]
+    small: usize,
+    /// Exit with 1 when a share is below 0.9.
+    #[arg(long)]
+    enforce: bool,
+    /// Write `throughput.json` into this folder.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Passed by `cargo bench`.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn parse_shape(text: &str) -> Result<Shape, String> {
+    let numbers: Result<Vec<usize>, _> = text.split(',').map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok(&[lanes_a_nic, piece, threads, buffer]) if lanes_a_nic > 0 && piece > 0 && (1..=2).contains(&threads) => {
+            Ok(Shape { lanes_a_nic, piece_bytes: piece << 10, threads, buffer_bytes: buffer << 10 })
+        }
+        _ => Err("expected lanes,piece-KiB,threads,buffer-KiB, such as 1,256,1,4096".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let outcome = match (args.next().as_deref(), args.next()) {
+        (Some("worker"), Some(config)) => worker::serve(&config).map(|()| true),
+        _ => compare(&Options::parse()),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // Nobody is left to tell when standard error is closed.
+            let _ = writeln!(std::io::stderr(), "throughput: {error:#}");
+            ExitCode::from(4)
+        }
+    }
+}
+
+/// Runs everything; whether the shares suffice, or were not to be enforced.
+fn compare(options: &Options) -> Result<bool> {
+    ensure!(options.rounds > 0 && options.mib > 0 && options.small > 0, "counts and sizes must be positive");
+    let mut out = std::io::stdout();
+    let bytes = options.mib * MIB;
+    let spec = ClusterSpec::uniform(2, &["mlx5_0", "mlx5_2", "mlx5_3"], None, Fabric::Rails);
+    let cluster = EmulatedCluster::build(&spec)?;
+    let mut ranks = Ranks::start(&cluster, bytes)?;
+    // Both ranks receive as many bytes as the buffer has.
+    let rate = |timing: &Timing| 2.0 * bytes as f64 / timing.seconds;
+    writeln!(out, "2 ranks, 3 NICs each, unshaped; {} MiB of f32; MB/s = received by both ranks\n", options.mib)?;
+
+    let (shape, sweep) = match options.shape {
+        Some(shape) => (shape, Vec::new()),
+        None => sweep(&mut ranks, &mut out, rate)?,
+    };
+    writeln!(out, "baseline: {}\n", describe(shape))?;
+    ranks.connect(shape)?;
+    ranks.all_reduce()?;
+    ranks.plain(shape)?;
+
+    writeln!(out, "round  AllReduce MB/s  baseline MB/s  share  CPU ratio  iperf3 MB/s")?;
+    let mut rounds = Vec::new();
+    for round in 1..=options.rounds {
+        let (ours, plain) = (ranks.all_reduce()?, ranks.plain(shape)?);
+        let second = Duration::from_secs(1);
+        let iperf = if options.no_iperf {
+            None
+        } else {
+            Some(iperf::received_bytes_s(&cluster, shape.lanes_a_nic, second)?)
+        };
+        writeln!(
+            out,
+            "{round:5}  {:14.0}  {:13.0}  {:5.3}  {:9.3}  {}",
+            rate(&ours) / 1e6,
+            rate(&plain) / 1e6,
+            rate(&ours) / rate(&plain),
+            ours.cpu_seconds / plain.cpu_seconds,
+            iperf.map_or("-".to_owned(), |bytes_s| format!("{:11.0}", bytes_s / 1e6))
+        )?;
+        rounds.push((ours, plain, iperf));
+    }
+    let share = spread(rounds.iter().map(|(ours, plain, _)| rate(ours) / rate(plain)));
+    let cpu = spread(rounds.iter().map(|(ours, plain, _)| ours.cpu_seconds / plain.cpu_seconds));
+    let of_iperf = spread(rounds.iter().filter_map(|(_, plain, iperf)| iperf.map(|iperf| rate(plain) / iperf)));
+    let median_rate = |pick: fn(&(Timing, Timing, Option<f64>)) -> &Timing| spread(rounds.iter().map(pick).map(rate));
+    let (ours, plain) = (median_rate(|r| &r.0), median_rate(|r| &r.1));
+    writeln!(out, "\nAllReduce over baseline   {}", show(share))?;
+    writeln!(out, "CPU time, same ratio      {}", show(cpu))?;
+    if !options.no_iperf {
+        writeln!(out, "baseline over iperf3      {}", show(of_iperf))?;
+    }
+
+    let nanos = ranks.latencies(options.small)?;
+    let (median_us, p99_us) = (quantile(&nanos, 0.5) / 1e3, quantile(&nanos, 0.99) / 1e3);
+    writeln!(out, "8 B AllReduce             median {median_us:.0} us, p99 {p99_us:.0} us, {} calls", nanos.len())?;
+    let (replayed_bytes, paths_suspected) = ranks.finish()?;
+    writeln!(out, "replayed {replayed_bytes} bytes, {paths_suspected} suspicions")?;
+
+    if let Some(folder) = &options.out {
+        let report = json!({
+            "version": 1,
+            "bytes": bytes,
+            "baseline": shape,
+            "sweep": sweep,
+            "rounds": rounds.iter().map(|(ours, plain, iperf)| json!({
+                "all_reduce": ours, "baseline": plain, "iperf3_bytes_s": iperf,
+            })).collect::<Vec<_>>(),
+            "all_reduce_bytes_s": ours, "baseline_bytes_s": plain,
+            "share": share, "cpu_ratio": cpu, "baseline_over_iperf3": of_iperf,
+            "latency": { "bytes": 8, "calls": nanos.len(), "median_us": median_us, "p99_us": p99_us },
+            "replayed_bytes": replayed_bytes, "paths_suspected": paths_suspected,
+        });
+        std::fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+        let file = folder.join("throughput.json");
+        std::fs::write(&file, serde_json::to_vec_pretty(&report)?).with_context(|| format!("write {}", file.display()))?;
+    }
+    let enough = |spread: Option<Spread>| spread.is_none_or(|s| s.median >= SHARE_LEAST);
+    let good = enough(share) && enough(of_iperf);
+    if !good {
+        writeln!(out, "a share is below {SHARE_LEAST}")?;
+    }
+    Ok(good || !options.enforce)
+}
+
+/// Tries every shape of the baseline, prints its best rate, and returns the best shape.
+fn sweep(
+    ranks: &mut Ranks,
+    out: &mut impl Write,
+    rate: impl Fn(&Timing) -> f64,
+) -> Result<(Shape, Vec<serde_json::Value>)> {
+    writeln!(out, "lanes a NIC  piece KiB  threads  buffer KiB  best of 3 MB/s")?;
+    let mut tried: Vec<(f64, Shape)> = Vec::new();
+    for lanes_a_nic in [1, 2] {
+        for piece_bytes in [64 << 10, 256 << 10, MIB] {
+            for threads in [1, 2] {
+                for buffer_bytes in [0, MIB, 4 * MIB] {
+                    let shape = Shape { lanes_a_nic, piece_bytes, threads, buffer_bytes };
+                    ranks.connect(shape)?;
+                    let mut best = 0.0_f64;
+                    for _ in 0..3 {
+                        best = best.max(rate(&ranks.plain(shape)?));
+                    }
+                    let (piece, buffer) = (piece_bytes >> 10, buffer_of(shape));
+                    writeln!(out, "{lanes_a_nic:11}  {piece:9}  {threads:7}  {buffer:>10}  {:14.0}", best / 1e6)?;
+                    tried.push((best, shape));
+                }
+            }
+        }
+    }
+    let best = tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).context("an empty sweep")?.1;
+    let rows = tried.iter().map(|(bytes_s, shape)| json!({ "shape": shape, "bytes_s": bytes_s })).collect();
+    Ok((best, rows))
+}
+
+fn buffer_of(shape: Shape) -> String {
+    if shape.buffer_bytes == 0 { "tuned".to_owned() } else { (shape.buffer_bytes >> 10).to_string() }
+}
+
+fn describe(shape: Shape) -> String {
+    format!(
+        "{} lanes a NIC, pieces of {} KiB, {} thread(s), socket buffers {} KiB",
+        shape.lanes_a_nic,
+        shape.piece_bytes >> 10,
+        shape.threads,
+        buffer_of(shape)
+    )
+}
+
+/// Median and range.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> Option<Spread> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let (least, most) = (*values.first()?, *values.last()?);
+    let middle = (values.len() - 1) / 2;
+    let median = f64::midpoint(values[middle], values[values.len() / 2]);
+    Some(Spread { median, least, most })
+}
+
+fn show(spread: Option<Spread>) -> String {
+    spread.map_or("-".to_owned(), |s| format!("median {:.3}, {:.3} to {:.3}", s.median, s.least, s.most))
+}
+
+fn quantile(sorted: &[u64], share: f64) -> f64 {
+    let at = ((sorted.len() - 1) as f64 * share).round() as usize;
+    sorted[at] as f64
+}
