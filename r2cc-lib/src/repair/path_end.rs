@@ -169,7 +169,15 @@ impl PathEnd {
 
     /// Bytes that may be in flight now: a readmitted path starts at a quarter and doubles.
     pub(super) fn window_bytes(&self, now: Time, tuning: &Tuning) -> u64 {
-        let full = self.rate.window_bytes(tuning);
+        self.ramped(self.rate.window_bytes(tuning), now, tuning)
+    }
+
+    /// Bytes that the kernel may hold now, likewise.
+    pub(super) fn outstanding_bytes(&self, now: Time, tuning: &Tuning) -> u64 {
+        self.ramped(self.rate.outstanding_bytes(tuning), now, tuning)
+    }
+
+    fn ramped(&self, full: u64, now: Time, tuning: &Tuning) -> u64 {
         let Some(from) = self.ramp_from else { return full };
         let steps = now.saturating_sub(from).as_nanos() / tuning.ramp_step.as_nanos().max(1);
         match steps {

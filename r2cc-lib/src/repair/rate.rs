@@ -1,28 +1,58 @@
 //! A path's delivery rate, and from it the bytes that may be outstanding and the size of a chunk.
+//!
+//! The kernel's own measurement is preferred: it counts what the other host's kernel acknowledges and leaves
+//! out the times when there was nothing to send, so that a process which is late, here or there, does not
+//! make its path look slow. A path that looks slow gets less to carry, and would then be slow.
 
 use super::{Time, Tuning};
 
 const SAMPLES: usize = 8;
 /// Long enough that a burst of acknowledgements after a late wake-up of the peer does not look like a fast path.
 const SAMPLE_TIME: Time = Time::from_millis(20);
+/// Readings of the kernel's measurement that are kept, and the fewest that count.
+const READINGS: usize = 15;
+const READINGS_LEAST: usize = 3;
 
-/// Highest of the last eight samples of acknowledged bytes over at least 20 ms each. A maximum, because
-/// a sample is low whenever the application, not the path, was the limit.
+/// The median of the kernel's last readings; without them the highest of the last eight samples of
+/// acknowledged bytes over at least 20 ms each. A maximum, because such a sample is low whenever the
+/// application, not the path, was the limit.
 #[derive(Clone, Debug)]
 pub struct RateEstimate {
     samples: [u64; SAMPLES],
     next: usize,
     started: Option<Time>,
     bytes: u64,
+    readings: std::collections::VecDeque<u64>,
+    kernel_bytes_s: Option<u64>,
 }
 
 impl Default for RateEstimate {
     fn default() -> Self {
-        Self { samples: [0; SAMPLES], next: 0, started: None, bytes: 0 }
+        Self {
+            samples: [0; SAMPLES],
+            next: 0,
+            started: None,
+            bytes: 0,
+            readings: std::collections::VecDeque::with_capacity(READINGS),
+            kernel_bytes_s: None,
+        }
     }
 }
 
 impl RateEstimate {
+    /// The kernel measured this rate while bytes were outstanding.
+    pub fn handle_reading(&mut self, bytes_s: u64) {
+        if self.readings.len() == READINGS {
+            self.readings.pop_front();
+        }
+        self.readings.push_back(bytes_s);
+        if self.readings.len() >= READINGS_LEAST {
+            let mut sorted: Vec<u64> = self.readings.iter().copied().collect();
+            sorted.sort_unstable();
+            self.kernel_bytes_s = Some(sorted[sorted.len() / 2]);
+        }
+    }
+
     /// Bytes have been put on a path that had none outstanding: the time before does not count.
     pub fn handle_busy(&mut self, now: Time) {
         (self.started, self.bytes) = (Some(now), 0);
@@ -43,7 +73,7 @@ impl RateEstimate {
 
     /// Bytes per second; `None` before the first sample.
     pub fn bytes_s(&self) -> Option<u64> {
-        self.samples.iter().copied().max().filter(|r| *r > 0)
+        self.kernel_bytes_s.or_else(|| self.samples.iter().copied().max().filter(|r| *r > 0))
     }
 
     fn bytes_in(&self, time: Time) -> Option<u64> {
@@ -51,10 +81,20 @@ impl RateEstimate {
         Some(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    /// Bytes that may be outstanding.
-    pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
+    /// Bytes that may be on the way: handed to the kernel and not acknowledged by the other host's kernel.
+    pub fn outstanding_bytes(&self, tuning: &Tuning) -> u64 {
         let (least, most) = tuning.window_bytes;
         self.bytes_in(tuning.window_time).unwrap_or(256 << 10).clamp(least, most)
+    }
+
+    /// Bytes that may be sent and not yet taken by the peer's process. Where the kernel measures, it also keeps
+    /// to [`RateEstimate::outstanding_bytes`], and this only bounds what a late peer may owe: four times as much.
+    pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
+        let outstanding = self.outstanding_bytes(tuning);
+        match self.kernel_bytes_s {
+            None => outstanding,
+            Some(_) => (outstanding * 4).clamp(256 << 10, tuning.window_bytes.1),
+        }
     }
 
     /// Size of the next chunk of a message of `message_bytes` while `live_paths` share it.
@@ -98,6 +138,18 @@ mod tests {
         let rate = at(10_000_000_000);
         assert_eq!(rate.chunk_bytes(&tuning, 600 << 10, 3), 100 << 10);
         assert_eq!(rate.chunk_bytes(&tuning, 8, 3), 16 << 10);
+    }
+
+    #[test]
+    fn the_kernels_median_counts_and_leaves_room_for_a_late_peer() {
+        let tuning = Tuning::default();
+        let mut rate = at(2_000_000);
+        for reading in [900_000_000, 25_000_000, 25_000_000, 24_000_000, 25_100_000] {
+            rate.handle_reading(reading);
+        }
+        assert_eq!(rate.bytes_s(), Some(25_000_000));
+        assert_eq!(rate.outstanding_bytes(&tuning), 250_000);
+        assert_eq!(rate.window_bytes(&tuning), 1_000_000);
     }
 
     #[test]

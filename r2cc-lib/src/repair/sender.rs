@@ -404,6 +404,17 @@ impl Sender {
         Ok(())
     }
 
+    /// The kernel measured the delivery rate of a lane that had bytes outstanding, bytes/s. Returns the bytes
+    /// that it may hold for the lane from now on.
+    pub fn handle_rate(&mut self, now: Time, lane: Lane, bytes_s: u64) -> Option<u64> {
+        let path = self.paths.get_mut(usize::from(lane.path.0))?;
+        if path.current != Some(lane.generation) || path.state != PathState::Live {
+            return None;
+        }
+        path.rate.handle_reading(bytes_s);
+        Some(path.outstanding_bytes(now, &self.tuning))
+    }
+
     /// Next frame to write on `lane`. After [`Frame::Data`] the driver writes the chunk's bytes.
     pub fn poll_frame(&mut self, now: Time, lane: Lane) -> Option<Frame> {
         let path = self.paths.get_mut(usize::from(lane.path.0))?;

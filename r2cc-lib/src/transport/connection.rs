@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use socket2::{MsgHdr, Socket};
+use socket2::{MaybeUninitSlice, MsgHdr, Socket};
 
 use super::handshake::{Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, WELCOME_BYTES};
 use super::socket::{self, KernelProgress};
@@ -57,8 +57,12 @@ pub(super) struct Connection {
     pub(super) lane: Lane,
     pub(super) phase: Phase,
     pub(super) deadline: Option<Time>,
-    header: [u8; HEADER_MAX],
-    header_read: usize,
+    /// Bytes read and not used yet: `ahead[ahead_start..ahead_end]`.
+    ahead: [u8; AHEAD_BYTES],
+    ahead_start: usize,
+    ahead_end: usize,
+    /// The last read brought less than was asked for: the socket is empty.
+    drained: bool,
     pub(super) body: Body,
     body_read: usize,
     body_len: usize,
@@ -70,6 +74,8 @@ pub(super) struct Connection {
     /// Bytes were written since the kernel last said that nothing is outstanding.
     pub(super) unsettled: bool,
     pub(super) wants_write: bool,
+    /// What the kernel was told to hold at most.
+    outstanding_bound: u64,
 }
 
 // SAFETY: `Outgoing` points into a `Source`, which may move between threads.
@@ -94,8 +100,10 @@ impl Connection {
             lane,
             phase,
             deadline: Some(deadline),
-            header: [0; HEADER_MAX],
-            header_read: 0,
+            ahead: [0; AHEAD_BYTES],
+            ahead_start: 0,
+            ahead_end: 0,
+            drained: false,
             body: Body::None,
             body_read: 0,
             body_len: 0,
@@ -106,6 +114,7 @@ impl Connection {
             gossip: VecDeque::new(),
             unsettled: false,
             wants_write: false,
+            outstanding_bound: 0,
         }
     }
 
@@ -121,43 +130,71 @@ impl Connection {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Reads one handshake message of `N` bytes if it is all there.
+    /// Reads one handshake message of `N` bytes if it is all there, and nothing beyond it.
     pub(super) fn read_message<const N: usize>(&mut self) -> io::Result<Option<[u8; N]>> {
-        while self.header_read < N {
-            match read_into(&self.socket, &mut self.header[self.header_read..N])? {
+        const { assert!(N <= AHEAD_BYTES) };
+        while self.ahead_end < N {
+            match receive(&self.socket, &mut self.ahead[self.ahead_end..N], &mut [])? {
                 0 => return Ok(None),
-                n => self.header_read += n,
+                n => self.ahead_end += n,
             }
         }
-        self.header_read = 0;
+        self.ahead_end = 0;
         let mut message = [0; N];
-        message.copy_from_slice(&self.header[..N]);
+        message.copy_from_slice(&self.ahead[..N]);
         Ok(Some(message))
     }
 
-    /// Reads on until something is complete or the socket is empty.
+    /// The socket is ready again.
+    pub(super) fn begin_turn(&mut self) {
+        self.drained = false;
+    }
+
+    /// Reads on until something is complete or the socket is empty. One system call fetches the rest of a payload
+    /// and the header behind it; a short read ends the turn, because the next event comes if there is more.
     pub(super) fn read(&mut self, direct: Option<&mut [u8]>) -> io::Result<Progress> {
         if matches!(self.body, Body::None) {
-            while self.header_read < HEADER_BYTES {
-                match read_into(&self.socket, &mut self.header[self.header_read..HEADER_BYTES])? {
-                    0 => return Ok(Progress::Blocked),
-                    n => self.header_read += n,
-                }
-            }
-            self.header_read = 0;
-            let mut header = [0; HEADER_BYTES];
-            header.copy_from_slice(&self.header[..HEADER_BYTES]);
-            return Frame::decode(&header).map(Progress::Header).map_err(io::Error::other);
+            return self.read_header();
         }
-        let (len, mut read) = (self.body_len, self.body_read);
-        let socket = &self.socket;
-        let done = match (&self.body, direct) {
-            (Body::Direct(_), Some(place)) => read_all(socket, &mut place[..len], &mut read),
-            (Body::Direct(_), None) => Err(io::Error::other("no destination for a chunk")),
-            _ => read_all(socket, &mut as_bytes_mut(&mut self.staging)[..len], &mut read),
+        let (socket, len) = (&self.socket, self.body_len);
+        let place = match (&self.body, direct) {
+            (Body::Direct(_), Some(place)) => &mut place[..len],
+            (Body::Direct(_), None) => return Err(io::Error::other("no destination for a chunk")),
+            _ => &mut as_bytes_mut(&mut self.staging)[..len],
         };
-        self.body_read = read;
-        Ok(if done? { Progress::Payload } else { Progress::Blocked })
+        let known = (self.ahead_end - self.ahead_start).min(len - self.body_read);
+        let from = &self.ahead[self.ahead_start..self.ahead_start + known];
+        place[self.body_read..self.body_read + known].copy_from_slice(from);
+        self.ahead_start += known;
+        self.body_read += known;
+        while self.body_read < len {
+            if self.drained {
+                return Ok(Progress::Blocked);
+            }
+            let rest = len - self.body_read;
+            let read = receive(socket, &mut place[self.body_read..], &mut self.ahead)?;
+            self.drained = read < rest + AHEAD_BYTES;
+            self.body_read += read.min(rest);
+            (self.ahead_start, self.ahead_end) = (0, read.saturating_sub(rest));
+        }
+        Ok(Progress::Payload)
+    }
+
+    fn read_header(&mut self) -> io::Result<Progress> {
+        while self.ahead_end - self.ahead_start < HEADER_BYTES {
+            if self.drained {
+                return Ok(Progress::Blocked);
+            }
+            self.ahead.copy_within(self.ahead_start..self.ahead_end, 0);
+            (self.ahead_start, self.ahead_end) = (0, self.ahead_end - self.ahead_start);
+            let read = receive(&self.socket, &mut self.ahead[self.ahead_end..], &mut [])?;
+            self.ahead_end += read;
+            self.drained = self.ahead_end < AHEAD_BYTES;
+        }
+        let mut header = [0; HEADER_BYTES];
+        header.copy_from_slice(&self.ahead[self.ahead_start..self.ahead_start + HEADER_BYTES]);
+        self.ahead_start += HEADER_BYTES;
+        Frame::decode(&header).map(Progress::Header).map_err(io::Error::other)
     }
 
     /// A payload of `len` bytes follows the header just read.
@@ -243,34 +280,43 @@ impl Connection {
         Ok(true)
     }
 
-    /// What the kernel says of our outgoing bytes.
-    pub(super) fn progress(&mut self) -> io::Result<LaneProgress> {
-        let KernelProgress { acked, unacked_segments, unsent_bytes } = socket::progress(&self.socket)?;
+    /// What the kernel says of our outgoing bytes, and the delivery rate that it measured, bytes/s.
+    pub(super) fn progress(&mut self) -> io::Result<(LaneProgress, Option<u64>)> {
+        let KernelProgress { acked, unacked_segments, unsent_bytes, delivery_bytes_s } =
+            socket::progress(&self.socket)?;
         let pending = self.has_pending();
         let outstanding = pending || unacked_segments > 0 || unsent_bytes > 0;
         self.unsettled = outstanding;
-        Ok(LaneProgress { acked, outstanding, small: !pending && unacked_segments <= 1 && unsent_bytes == 0 })
+        let small = !pending && unacked_segments <= 1 && unsent_bytes == 0;
+        Ok((LaneProgress { acked, outstanding, small }, delivery_bytes_s.filter(|_| outstanding)))
+    }
+
+    /// Bounds what the kernel may hold for us, if that differs much from what it was told last.
+    pub(super) fn bound_outstanding(&mut self, bytes: u64) {
+        if bytes.abs_diff(self.outstanding_bound) > bytes / 8 {
+            self.outstanding_bound = bytes;
+            socket::bound_outstanding(&self.socket, bytes);
+        }
     }
 }
 
-const HEADER_MAX: usize = {
-    let sizes = [HEADER_BYTES, HELLO_BYTES, CHALLENGE_BYTES, WELCOME_BYTES];
-    let (mut most, mut i) = (0, 0);
-    while i < sizes.len() {
-        if sizes[i] > most {
-            most = sizes[i];
-        }
-        i += 1;
-    }
-    most
-};
+/// Bytes that may be read beyond what is needed; holds every handshake message, and several control frames.
+const AHEAD_BYTES: usize = 256;
+const _: () = assert!(AHEAD_BYTES >= HEADER_BYTES && AHEAD_BYTES >= HELLO_BYTES);
+const _: () = assert!(AHEAD_BYTES >= CHALLENGE_BYTES && AHEAD_BYTES >= WELCOME_BYTES);
 
-/// Reads what is there; 0 when the socket is empty.
-fn read_into(socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
+/// Reads what is there into `first`, then into `second`; 0 when the socket is empty.
+fn receive(socket: &Socket, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
     // SAFETY: initialised bytes may be written as maybe-uninitialised ones; `recv` only stores bytes.
-    let buffer = unsafe { &mut *(std::ptr::from_mut(buffer) as *mut [MaybeUninit<u8>]) };
+    let [first, second] = unsafe { [uninit(first), uninit(second)] };
     loop {
-        match socket.recv_with_flags(buffer, libc::MSG_DONTWAIT) {
+        let outcome = if second.is_empty() {
+            socket.recv_with_flags(first, libc::MSG_DONTWAIT)
+        } else {
+            let mut slices = [MaybeUninitSlice::new(first), MaybeUninitSlice::new(second)];
+            socket.recv_vectored_with_flags(&mut slices, libc::MSG_DONTWAIT).map(|(n, _)| n)
+        };
+        match outcome {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => return Ok(n),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -280,15 +326,11 @@ fn read_into(socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Reads until `buffer` is full (true) or the socket is empty.
-fn read_all(socket: &Socket, buffer: &mut [u8], read: &mut usize) -> io::Result<bool> {
-    while *read < buffer.len() {
-        match read_into(socket, &mut buffer[*read..])? {
-            0 => return Ok(false),
-            n => *read += n,
-        }
-    }
-    Ok(true)
+/// # Safety
+/// Nothing may be written through the result but initialised bytes.
+unsafe fn uninit(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
+    // SAFETY: same layout; the caller keeps the bytes initialised.
+    unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) }
 }
 
 fn as_bytes_mut(words: &mut [u64]) -> &mut [u8] {

@@ -447,8 +447,13 @@ impl Links {
             }
             let (lane, link) = (c.lane, c.link);
             match (c.progress(), link.map(|at| &mut self.links[at])) {
-                (Ok(reading), Some(link)) => match &mut link.end {
-                    End::Send(sender, _) => report(sender.handle_progress(now, lane, reading)),
+                (Ok((reading, rate)), Some(link)) => match &mut link.end {
+                    End::Send(sender, _) => {
+                        report(sender.handle_progress(now, lane, reading));
+                        if let Some(bound) = rate.and_then(|rate| sender.handle_rate(now, lane, rate)) {
+                            c.bound_outstanding(bound);
+                        }
+                    }
                     End::Recv(receiver, _) => receiver.handle_progress(now, lane, reading),
                 },
                 (Err(_), _) => self.lose(now, id, Cause::Connection),

@@ -68,6 +68,16 @@ pub(crate) fn reset(socket: Socket) {
     let _ = socket.set_linger(Some(Duration::ZERO));
 }
 
+/// Bounds what the kernel holds for a lane: bytes not acknowledged by the other host.
+pub(crate) fn bound_outstanding(socket: &Socket, bytes: u64) {
+    // The kernel doubles the value for its own overhead, so half of it is close to `bytes` of payload in large
+    // buffers. If it fails the bound stays as it was.
+    let half = libc::c_int::try_from(bytes / 2).unwrap_or(libc::c_int::MAX);
+    if set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, half).is_err() {
+        let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, half);
+    }
+}
+
 fn set_option(socket: &Socket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open and the option value is an int of the stated size.
     let rc = unsafe {
@@ -91,6 +101,8 @@ pub(crate) struct KernelProgress {
     pub(crate) unacked_segments: u32,
     /// Bytes not sent yet.
     pub(crate) unsent_bytes: u32,
+    /// Delivery rate as the kernel measured it last, bytes/s; not while it had nothing to send.
+    pub(crate) delivery_bytes_s: Option<u64>,
 }
 
 /// Reads `TCP_INFO`.
@@ -114,9 +126,14 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
+    // SAFETY: byte 7 is a bit field that libc's struct leaves out as padding; the kernel or `zeroed` wrote it.
+    let bits = unsafe { (&raw const info).cast::<u8>().add(7).read() };
+    // The lowest bit says that the rate was sampled while there was too little to send.
+    let app_limited = bits & 1 == 1;
     Ok(KernelProgress {
         acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
         unacked_segments: info.tcpi_unacked,
         unsent_bytes: info.tcpi_notsent_bytes,
+        delivery_bytes_s: (info.tcpi_delivery_rate > 0 && !app_limited).then_some(info.tcpi_delivery_rate),
     })
 }

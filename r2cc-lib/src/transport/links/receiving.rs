@@ -93,6 +93,7 @@ impl Links {
     fn read_frames(&mut self, now: Time, c: &mut Connection) -> io::Result<()> {
         let Some(at) = c.link else { return Ok(()) };
         let (mut frames, mut chunks) = (0, 0);
+        c.begin_turn();
         let outcome = loop {
             let progress = match (&c.body, &mut self.links[at].end) {
                 (Body::Direct(chunk), End::Recv(_, posted)) => {
@@ -121,7 +122,7 @@ impl Links {
         };
         self.links[at].dirty = true;
         // The kernel acknowledges a stream of chunks by itself, but a lone small frame only after 40 ms or more.
-        if chunks == 0 {
+        if chunks == 0 && matches!(c.body, Body::None) {
             acknowledge_now(c.socket());
         }
         outcome
