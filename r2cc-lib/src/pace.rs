@@ -31,11 +31,14 @@ impl PaceWatch {
             let mut rates: Vec<u64> = link.paths.iter().filter(busy).filter_map(|(_, p)| p.bytes_s).collect();
             rates.sort_unstable();
             let Some(&fastest) = rates.last().filter(|_| rates.len() > 1) else { continue };
+            let of_link = self.paths.iter().filter(|((peer, ..), _)| *peer == link.peer);
+            let best_fastest = of_link.map(|(_, pace)| pace.best_bytes_s).max().unwrap_or(0).max(fastest);
             for (pair, report) in link.paths.iter().filter(busy) {
                 let (Some(from), Some(to), Some(rate)) = (pair.from_nic, pair.to_nic, report.bytes_s) else { continue };
                 let pace = self.paths.entry((link.peer, from, to)).or_default();
                 pace.best_bytes_s = pace.best_bytes_s.max(rate);
-                let slow = rate < pace.best_bytes_s / 2 && rate < fastest / 2;
+                let expected = u128::from(pace.best_bytes_s) * u128::from(fastest) / u128::from(best_fastest.max(1));
+                let slow = rate < pace.best_bytes_s / 2 && u128::from(rate) < expected / 2;
                 pace.readings = if slow == pace.slow { 0 } else { pace.readings + 1 };
                 if pace.readings == READINGS {
                     (pace.slow, pace.readings) = (slow, 0);
