@@ -106,8 +106,8 @@ fn kill_9_during_the_cut_leaves_nothing_and_the_next_run_passes() {
 #[test]
 fn a_rank_that_is_killed_in_a_collective_is_named_by_every_other_rank() {
     let place = tempfile::tempdir().unwrap();
-    // An iteration takes seconds, so that the kill falls into it.
-    let suite = SmallSuite { name: "killed-rank", bytes: "64MiB", iterations: 9, ..endless() }.write(place.path());
+    // An iteration takes most of a second, so that the kill falls into it.
+    let suite = SmallSuite { name: "killed-rank", bytes: "24MiB", iterations: 9, ..endless() }.write(place.path());
     let (out, before) = (place.path().join("out"), host());
     let mut bench = Running::start(&suite, &out, &[]);
     bench.wait_for_line("iteration 2/");
@@ -130,7 +130,7 @@ fn a_rank_that_is_killed_in_a_collective_is_named_by_every_other_rank() {
 #[test]
 fn rank_0_that_is_killed_during_the_baseline_is_named_too() {
     let place = tempfile::tempdir().unwrap();
-    let suite = SmallSuite { name: "killed-rank-0", bytes: "64MiB", iterations: 9, ..endless() }.write(place.path());
+    let suite = SmallSuite { name: "killed-rank-0", bytes: "24MiB", iterations: 9, ..endless() }.write(place.path());
     let mut bench = Running::start(&suite, &place.path().join("out"), &[]);
     bench.wait_for_line("baseline 1/");
     bench.worker_in("node-1").signal(Signal::SIGKILL);

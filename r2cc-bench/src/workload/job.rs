@@ -78,6 +78,8 @@ enum FromRank {
 struct Rank {
     child: Child,
     orders: Option<ChildStdin>,
+    /// Its output is closed: nothing more will be heard of it.
+    closed: bool,
     ended: bool,
 }
 
@@ -117,7 +119,7 @@ impl<'a> Job<'a> {
                 thread::spawn(move || read_reports(rank, out, &sender));
             }
             let orders = child.stdin.take();
-            job.ranks.push(Rank { child, orders, ended: false });
+            job.ranks.push(Rank { child, orders, closed: false, ended: false });
             job.write(rank, config)?;
         }
         Ok(job)
@@ -156,13 +158,22 @@ impl<'a> Job<'a> {
     pub fn gather(&mut self, what: &str, bound: Duration) -> Result<Vec<Report>, JobError> {
         let deadline = Instant::now() + bound;
         let mut reports: Vec<Option<Report>> = vec![None; self.ranks.len()];
+        if let Some(rank) = self.ranks.iter().position(|rank| rank.closed) {
+            return Err(self.lost(rank, None, &reports));
+        }
         while reports.iter().any(Option::is_none) {
             match self.next(deadline)? {
                 Some((rank, FromRank::Report(Report::Failed { error, environment }))) => {
-                    return Err(self.lost(rank, Some((error, environment))));
+                    return Err(self.lost(rank, Some((error, environment)), &reports));
                 }
                 Some((rank, FromRank::Report(report))) => reports[rank] = Some(report),
-                Some((rank, FromRank::Ended)) => return Err(self.lost(rank, None)),
+                Some((rank, FromRank::Ended)) => {
+                    self.ranks[rank].closed = true;
+                    // One that has finished may end while others still have to report.
+                    if reports[rank].is_none() {
+                        return Err(self.lost(rank, None, &reports));
+                    }
+                }
                 None => {
                     let waiting = (0..reports.len()).filter(|rank| reports[*rank].is_none()).collect();
                     return Err(JobError::TimedOut { what: what.to_owned(), seconds: bound.as_secs_f64(), waiting });
@@ -192,10 +203,10 @@ impl<'a> Job<'a> {
     }
 
     /// How a lost rank ended, and what the others say of it.
-    fn lost(&mut self, rank: usize, error: Option<(String, bool)>) -> JobError {
+    fn lost(&mut self, rank: usize, error: Option<(String, bool)>, reports: &[Option<Report>]) -> JobError {
         let mut words: Vec<Option<(String, bool)>> = vec![None; self.ranks.len()];
-        let mut ended = vec![false; self.ranks.len()];
-        (ended[rank], words[rank]) = (error.is_none(), error);
+        let mut ended: Vec<bool> = self.ranks.iter().map(|rank| rank.closed).collect();
+        words[rank] = error;
         let deadline = Instant::now() + LAST_WORDS;
         while !ended.iter().all(|e| *e) {
             match self.next(deadline) {
@@ -208,7 +219,7 @@ impl<'a> Job<'a> {
             }
         }
         // A rank that was killed says nothing itself: it is the first cause.
-        let silent = (0..words.len()).find(|r| ended[*r] && words[*r].is_none());
+        let silent = (0..words.len()).find(|r| ended[*r] && words[*r].is_none() && reports[*r].is_none());
         let first = silent.unwrap_or(rank);
         let (first_words, environment) = words[first].clone().unwrap_or_else(|| (self.ending(first), false));
         let others = (0..words.len()).filter(|r| *r != first).filter_map(|r| Some((r, words[r].clone()?.0))).collect();
@@ -279,4 +290,84 @@ fn read_reports(rank: usize, out: impl io::Read, sender: &Sender<(usize, FromRan
     }
     // A bench that does not listen any more is shutting down.
     let _ = sender.send((rank, FromRank::Ended));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FINISHED: &str = r#"echo '{"report":"finished","payload_bytes":1,"replayed_bytes":0,"paths_suspected":0,"paths_failed":0,"paths_down":0}'"#;
+    const BOUND: Duration = Duration::from_secs(60);
+
+    /// A job whose ranks are shell scripts.
+    fn with_job<T>(scripts: &[&str], test: impl FnOnce(&mut Job<'_>) -> T) -> T {
+        let (logs, interrupted) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+        let config = |rank: usize| RankConfig {
+            rank,
+            world: scripts.len(),
+            node: "node".into(),
+            rendezvous: ([127, 0, 0, 1], 1).into(),
+            secret: String::new(),
+            nics: vec![],
+            events: PathBuf::new(),
+            bytes: 0,
+            dtype: "f32".into(),
+            op: "sum".into(),
+            in_place: true,
+            link_bound_s: 1,
+        };
+        let configs: Vec<_> = (0..scripts.len()).map(config).collect();
+        let command = |config: &RankConfig| {
+            let mut command = Command::new("sh");
+            command.args(["-c", scripts[config.rank]]);
+            Ok(command)
+        };
+        test(&mut Job::start(&configs, command, logs.path(), &interrupted).unwrap())
+    }
+
+    #[test]
+    fn a_rank_that_has_finished_may_end_before_another_has() {
+        let slow = format!("sleep 0.3; {FINISHED}");
+        with_job(&[FINISHED, &slow], |job| {
+            assert_eq!(job.gather("closing", BOUND).unwrap().len(), 2);
+            job.wait(BOUND).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_rank_that_ends_after_its_report_is_missed_at_the_next() {
+        let slow = format!("sleep 0.3; {FINISHED}; sleep 60");
+        with_job(&[FINISHED, &slow], |job| {
+            job.gather("iteration 1", BOUND).unwrap();
+            let error = job.gather("iteration 2", BOUND).unwrap_err();
+            assert!(matches!(&error, JobError::Lost { first: (0, _), environment: false, .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn the_rank_that_was_killed_comes_first_whoever_speaks_first() {
+        let witness = r#"echo '{"report":"failed","error":"rank 1 is lost","environment":false}'; exit 1"#;
+        with_job(&[witness, "sleep 0.2; kill -9 $$"], |job| {
+            let error = job.gather("iteration 1", BOUND).unwrap_err().to_string();
+            assert!(error.starts_with("rank 1: its process ended without a word (signal: 9"), "{error}");
+            assert!(error.ends_with("\n  rank 0: rank 1 is lost"), "{error}");
+        });
+    }
+
+    #[test]
+    fn an_environment_that_is_not_ready_is_told_from_a_lost_rank() {
+        let used = r#"echo '{"report":"failed","error":"the port is used","environment":true}'; exit 1"#;
+        with_job(&[used], |job| {
+            let error = job.gather("joining", BOUND).unwrap_err();
+            assert!(matches!(error, JobError::Lost { environment: true, .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn what_is_no_report_fails_its_rank_by_name() {
+        with_job(&["echo hello; sleep 60"], |job| {
+            let error = job.gather("joining", BOUND).unwrap_err().to_string();
+            assert!(error.starts_with("rank 0: an unreadable report") && error.ends_with("hello"), "{error}");
+        });
+    }
 }
