@@ -1,5 +1,6 @@
 //! Input and machines that are not as they should be: each ends with the documented exit code and an error that
 //! says what, where, and what to do; nothing half written, nothing left.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Benches that are interrupted, killed or stopped while they run: nothing is left of them, and no fault outlives
 //! its lease.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
 

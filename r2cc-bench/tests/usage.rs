@@ -1,4 +1,5 @@
 //! What the command line says of itself and of suites: help, usage errors, plans and lists. Needs no rights.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
 

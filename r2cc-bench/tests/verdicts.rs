@@ -1,4 +1,5 @@
 //! The bench's own alarms: damage is found and named, and a fault that never came is no pass.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Connections that are no part of the job, at the rendezvous and at the data ports: they are closed in bounded
 //! time and counted, and the job joins and finishes as if they had never come.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
