@@ -66,6 +66,7 @@ mod tests {
                 state: PathState::Live,
                 bytes_s: Some(*rate),
                 in_flight_bytes: 1,
+                window_bytes: 1,
             };
             (pair, report)
         };

@@ -44,6 +44,8 @@ pub(super) struct PathEnd {
     pub(super) in_flight_bytes: u64,
     pub(super) chunks_acked: u64,
     pub(super) rate: RateEstimate,
+    /// The window holds a chunk back.
+    pub(super) held: bool,
     pub(super) stall: StallDetector,
     /// Fences not yet written on the current lane; a later one of a path covers the earlier.
     pub(super) fences_due: BTreeMap<PathId, Generation>,
@@ -81,6 +83,7 @@ impl PathEnd {
             in_flight_bytes: 0,
             chunks_acked: 0,
             rate: RateEstimate::default(),
+            held: false,
             stall: StallDetector::new(now),
             fences_due: BTreeMap::new(),
             ping_due: None,
@@ -184,6 +187,14 @@ impl PathEnd {
             0 => full / 4,
             1 => full / 2,
             _ => full,
+        }
+    }
+
+    /// Nothing more may be sent now: for lack of a window, or of chunks.
+    pub(super) fn handle_held(&mut self, held: bool) {
+        self.held = held;
+        if held {
+            self.rate.handle_held();
         }
     }
 

@@ -12,6 +12,10 @@ const SAMPLE_TIME: Time = Time::from_millis(20);
 /// Readings of the kernel's measurement that are kept, and the fewest that count.
 const READINGS: usize = 15;
 const READINGS_LEAST: usize = 3;
+/// The window grows to at most sixteen times, for a peer whose process is late by as many window times.
+const SLACK_MAX: u32 = 4;
+/// Samples without a reason to grow before it halves again.
+const CALM_SAMPLES: u32 = 8;
 
 /// The median of the kernel's last readings; without them the highest of the last eight samples of
 /// acknowledged bytes over at least 20 ms each. A maximum, because such a sample is low whenever the
@@ -24,6 +28,12 @@ pub struct RateEstimate {
     bytes: u64,
     readings: std::collections::VecDeque<u64>,
     kernel_bytes_s: Option<u64>,
+    acked_at: Option<Time>,
+    /// The window held a chunk back since the sample began: a low sample is then the path's doing.
+    held: bool,
+    /// The window is doubled this many times.
+    slack: u32,
+    calm_samples: u32,
 }
 
 impl Default for RateEstimate {
@@ -35,6 +45,10 @@ impl Default for RateEstimate {
             bytes: 0,
             readings: std::collections::VecDeque::with_capacity(READINGS),
             kernel_bytes_s: None,
+            acked_at: None,
+            held: false,
+            slack: 0,
+            calm_samples: 0,
         }
     }
 }
@@ -53,21 +67,45 @@ impl RateEstimate {
         }
     }
 
-    /// Bytes have been put on a path that had none outstanding: the time before does not count.
+    /// Bytes have been put on a path that had none outstanding: the time before does not count. No time has
+    /// passed where the acknowledgement of the last bytes is what let these go.
     pub fn handle_busy(&mut self, now: Time) {
-        (self.started, self.bytes) = (Some(now), 0);
+        if self.acked_at != Some(now) {
+            (self.started, self.bytes, self.held) = (Some(now), 0, false);
+        }
+    }
+
+    /// The window holds a chunk back.
+    pub fn handle_held(&mut self) {
+        self.held = true;
+    }
+
+    /// The window holds a chunk back while nothing is on its way: what is outstanding waits for the peer's
+    /// process, and the window must be larger than that delay.
+    pub fn handle_idle(&mut self) {
+        (self.slack, self.calm_samples) = ((self.slack + 1).min(SLACK_MAX), 0);
     }
 
     /// `bytes` have been acknowledged.
     pub fn handle_acked(&mut self, now: Time, bytes: u64) {
         let started = *self.started.get_or_insert(now);
         self.bytes += bytes;
+        self.acked_at = Some(now);
         let elapsed = now.saturating_sub(started);
-        if elapsed >= SAMPLE_TIME {
-            let bytes_s = u128::from(self.bytes) * 1_000_000_000 / elapsed.as_nanos();
-            self.samples[self.next] = u64::try_from(bytes_s).unwrap_or(u64::MAX);
+        if elapsed < SAMPLE_TIME {
+            return;
+        }
+        let bytes_s = u128::from(self.bytes) * 1_000_000_000 / elapsed.as_nanos();
+        let bytes_s = u64::try_from(bytes_s).unwrap_or(u64::MAX);
+        // A lower one only tells that there was little to send.
+        if self.held || self.bytes_s().is_none_or(|known| bytes_s >= known) {
+            self.samples[self.next] = bytes_s;
             self.next = (self.next + 1) % SAMPLES;
-            (self.started, self.bytes) = (Some(now), 0);
+        }
+        (self.started, self.bytes, self.held) = (Some(now), 0, false);
+        self.calm_samples += 1;
+        if self.calm_samples >= CALM_SAMPLES {
+            (self.slack, self.calm_samples) = (self.slack.saturating_sub(1), 0);
         }
     }
 
@@ -84,24 +122,28 @@ impl RateEstimate {
     /// Bytes that may be on the way: handed to the kernel and not acknowledged by the other host's kernel.
     pub fn outstanding_bytes(&self, tuning: &Tuning) -> u64 {
         let (least, most) = tuning.window_bytes;
-        self.bytes_in(tuning.window_time).unwrap_or(256 << 10).clamp(least, most)
+        let Some(timed) = self.bytes_in(tuning.window_time) else { return (256 << 10).clamp(least, most) };
+        let fast = self.bytes_in(tuning.window_fast).unwrap_or(0).max(tuning.window_plenty);
+        timed.min(fast).clamp(least, most)
     }
 
     /// Bytes that may be sent and not yet taken by the peer's process. Where the kernel measures, it also keeps
     /// to [`RateEstimate::outstanding_bytes`], and this only bounds what a late peer may owe: four times as much.
     pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
         let outstanding = self.outstanding_bytes(tuning);
-        match self.kernel_bytes_s {
+        let late = match self.kernel_bytes_s {
             None => outstanding,
-            Some(_) => (outstanding * 4).clamp(256 << 10, tuning.window_bytes.1),
-        }
+            Some(_) => (outstanding * 4).max(256 << 10),
+        };
+        (late << self.slack).min(tuning.window_plenty).max(outstanding).min(tuning.window_bytes.1)
     }
 
     /// Size of the next chunk of a message of `message_bytes` while `live_paths` share it.
     pub fn chunk_bytes(&self, tuning: &Tuning, message_bytes: u64, live_paths: usize) -> u32 {
         let (least, most) = (u64::from(tuning.chunk_bytes.0), u64::from(tuning.chunk_bytes.1));
         let align = u64::from(tuning.chunk_align);
-        let timed = self.bytes_in(tuning.chunk_time).unwrap_or(64 << 10).clamp(least, most);
+        let timed = self.bytes_in(tuning.chunk_time).unwrap_or(64 << 10).min(self.outstanding_bytes(tuning) / 4);
+        let timed = timed.clamp(least, most);
         let shared = timed.min(message_bytes / (2 * live_paths.max(1) as u64)).max(least);
         u32::try_from(shared / align * align).unwrap_or(u32::MAX).max(tuning.chunk_align)
     }
@@ -150,6 +192,49 @@ mod tests {
         assert_eq!(rate.bytes_s(), Some(25_000_000));
         assert_eq!(rate.outstanding_bytes(&tuning), 250_000);
         assert_eq!(rate.window_bytes(&tuning), 1_000_000);
+    }
+
+    #[test]
+    fn a_low_sample_counts_only_if_the_window_held_something_back() {
+        let mut rate = at(25_000_000);
+        let mut now = SAMPLE_TIME * 10;
+        rate.handle_busy(now);
+        for held in [false, true] {
+            for _ in 0..SAMPLES {
+                if held {
+                    rate.handle_held();
+                }
+                now += SAMPLE_TIME;
+                rate.handle_acked(now, 20_000);
+            }
+            assert_eq!(rate.bytes_s(), Some(if held { 1_000_000 } else { 25_000_000 }));
+        }
+    }
+
+    #[test]
+    fn a_window_that_empties_and_fills_at_once_is_sampled_all_the_same() {
+        let mut rate = at(1_000_000);
+        let mut now = SAMPLE_TIME * 10;
+        for _ in 0..40 {
+            rate.handle_busy(now);
+            now += SAMPLE_TIME / 4;
+            rate.handle_acked(now, 250_000);
+        }
+        assert!(rate.bytes_s() > Some(40_000_000));
+    }
+
+    #[test]
+    fn the_window_doubles_for_a_late_peer_and_comes_back() {
+        let tuning = Tuning::default();
+        let mut rate = at(25_000_000);
+        rate.handle_idle();
+        rate.handle_idle();
+        assert_eq!(rate.window_bytes(&tuning), 1_000_000);
+        rate.handle_busy(SAMPLE_TIME * 100);
+        for i in 1..=2 * CALM_SAMPLES {
+            rate.handle_acked(SAMPLE_TIME * (100 + i), 500_000);
+        }
+        assert_eq!(rate.window_bytes(&tuning), 250_000);
     }
 
     #[test]

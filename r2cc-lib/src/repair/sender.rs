@@ -99,6 +99,8 @@ pub struct PathReport {
     pub bytes_s: Option<u64>,
     /// Bytes sent and not acknowledged.
     pub in_flight_bytes: u64,
+    /// Most that this may become, once the path has been in service for a while.
+    pub window_bytes: u64,
 }
 
 /// The sending end.
@@ -164,6 +166,7 @@ impl Sender {
             state: p.state,
             bytes_s: p.rate.bytes_s(),
             in_flight_bytes: p.in_flight_bytes,
+            window_bytes: p.rate.window_bytes(&self.tuning),
         })
     }
 
@@ -394,6 +397,9 @@ impl Sender {
             return Ok(());
         }
         let stalled = path.stall.handle_progress(now, reading, &tuning);
+        if path.held && !reading.outstanding {
+            path.rate.handle_idle();
+        }
         // The peer's kernel has the probe: the path works, however busy the peer's process is.
         if path.awaiting.is_some() && path.ping_due.is_none() && !reading.outstanding {
             return self.answered(now, lane.path);
@@ -438,7 +444,9 @@ impl Sender {
             self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
             return Some(Frame::Data(chunk));
         }
+        let held = !self.replay.is_empty() || self.cursor < self.granted.min(self.first + self.messages.len() as u64);
         let path = &mut self.paths[usize::from(lane.path.0)];
+        path.handle_held(held);
         let (path, generation) = path.fences_due.pop_first().filter(|_| fence_late)?;
         Some(Frame::Fence { path, generation })
     }

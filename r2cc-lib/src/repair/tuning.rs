@@ -23,6 +23,11 @@ pub struct Tuning {
     pub window_time: Time,
     /// Bounds of the bytes outstanding on a path.
     pub window_bytes: (u64, u64),
+    /// A window of this many bytes grows further only as far as `window_fast` at the path's rate asks for: what
+    /// is outstanding has to stay in the processor's caches.
+    pub window_plenty: u64,
+    /// See `window_plenty`.
+    pub window_fast: Time,
     /// Size of a chunk, as time at the path's measured rate.
     pub chunk_time: Time,
     /// Bounds of the chunk size, bytes.
@@ -71,6 +76,8 @@ impl Default for Tuning {
             idle_probe: ms(200),
             window_time: ms(10),
             window_bytes: (32 << 10, 4 << 20),
+            window_plenty: 1 << 20,
+            window_fast: ms(2),
             chunk_time: Time::from_micros(2500),
             chunk_bytes: (16 << 10, 512 << 10),
             chunk_align: 4 << 10,

@@ -172,7 +172,12 @@ impl Judge {
         let Some(report) = machine.path_reports().find(|r| r.path == lane.path) else { return };
         let (least, most) = tuning.window_bytes;
         let measured = report.bytes_s.map(|r| (u128::from(r) * tuning.window_time.as_nanos() / 1_000_000_000) as u64);
-        let window = measured.unwrap_or(256 << 10).clamp(least, most);
+        // At most doubled four times, for a peer whose process is late.
+        let widest = (measured.unwrap_or(256 << 10).clamp(least, most) << 4).min(most);
+        let window = report.window_bytes;
+        if window > widest {
+            trace.fail(now, format_args!("{}: a window of {window} bytes on {lane:?}, at most {widest}", self.name));
+        }
         if report.in_flight_bytes > window.max(u64::from(chunk.len)) {
             let flight = report.in_flight_bytes;
             trace.fail(now, format_args!("{}: {flight} bytes in flight on {lane:?}, window {window}", self.name));
