@@ -169,9 +169,7 @@ impl Builder {
         let mut nics = local_nics(&self.nics)?;
         if self.nics.is_empty() && nics.len() > 1 {
             let control = |nic: &crate::topology::Nic| match rendezvous.ip() {
-                std::net::IpAddr::V4(ip) => {
-                    crate::topology::Nic { addr: ip, ..nic.clone() }.subnet() == nic.subnet()
-                }
+                std::net::IpAddr::V4(ip) => crate::topology::Nic { addr: ip, ..nic.clone() }.subnet() == nic.subnet(),
                 std::net::IpAddr::V6(_) => false,
             };
             nics.retain(|nic| !control(nic));
@@ -194,19 +192,22 @@ impl Builder {
             ports.push(port(&listener)?);
             listeners.push(listener);
         }
-        let local = listen(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).map_err(io_error("listen on the loopback device"))?;
+        let local =
+            listen(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).map_err(io_error("listen on the loopback device"))?;
         let local_port = port(&local)?;
         listeners.push(local);
         let events = self.events.or_else(|| std::env::var_os("R2CC_EVENTS").map(PathBuf::from));
         let log = match events {
-            Some(path) => EventLog::create(&path, rank)
-                .map_err(io_error(format!("make the event file {}", path.display())))?,
+            Some(path) => {
+                EventLog::create(&path, rank).map_err(io_error(format!("make the event file {}", path.display())))?
+            }
             None => EventLog::default(),
         };
         let me = Member { rank, node, nics, ports, local_port };
         let joined = join(rendezvous, &self.secret, world, &me, self.join_bound)?;
         let roster = Arc::new(joined.roster);
-        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
+        let epoll =
+            Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
         let link_bound = self.tuning.link_deadline;
         let links = Links::new(rank, Arc::clone(&roster), joined.lane_key, self.tuning, Arc::clone(&epoll), listeners)?;
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
@@ -379,7 +380,11 @@ impl Communicator {
         let size = dtype.size_bytes();
         if !buffer.len().is_multiple_of(size) || !(buffer.as_ptr() as usize).is_multiple_of(size) {
             return Err(Error::Argument {
-                what: format!("a buffer of {} bytes at {:p} for elements of {size} bytes", buffer.len(), buffer.as_ptr()),
+                what: format!(
+                    "a buffer of {} bytes at {:p} for elements of {size} bytes",
+                    buffer.len(),
+                    buffer.as_ptr()
+                ),
                 hint: "length and address must be multiples of the element size",
             });
         }

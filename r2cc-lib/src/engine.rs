@@ -13,7 +13,9 @@ use serde_json::json;
 
 use crate::collective::{Buffers, Execution};
 use crate::communicator::Error;
-use crate::control::{EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement};
+use crate::control::{
+    EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement,
+};
 use crate::dtype::{DType, ReduceOp};
 use crate::pace::PaceWatch;
 use crate::repair::{PathState, Time, Totals, Transition};
@@ -37,18 +39,21 @@ const HEARTBEAT_TIME: Time = Time::from_millis(500);
 /// How often the rates of paths are compared.
 const PACE_TIME: Time = Time::from_millis(200);
 
+/// Where the outcome of a request goes.
+type Answer = SyncSender<Result<(), Error>>;
+
 /// A request of the calling thread.
 pub(crate) enum Command {
     /// Run a plan; the memory stays valid until the answer.
-    Run { plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, answer: SyncSender<Result<(), Error>> },
+    Run { plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, answer: Answer },
     /// Open the outgoing links to these ranks and answer when all their paths are in service, or at the deadline.
-    Connect { peers: Vec<usize>, deadline: Time, answer: SyncSender<Result<(), Error>> },
+    Connect { peers: Vec<usize>, deadline: Time, answer: Answer },
     /// Damage what the next plan receives.
     Corrupt(Corruption),
     /// Sums and link states.
     Status(SyncSender<Status>),
     /// Finish in good order.
-    Close(SyncSender<Result<(), Error>>),
+    Close(Answer),
 }
 
 /// What the engine tells about itself.
@@ -78,9 +83,9 @@ pub(crate) struct Engine {
 
 /// What changes while the engine runs.
 pub(crate) struct State {
-    running: Option<(Execution, SyncSender<Result<(), Error>>)>,
-    connecting: Option<(Vec<usize>, Time, SyncSender<Result<(), Error>>)>,
-    closing: Option<(Time, SyncSender<Result<(), Error>>)>,
+    running: Option<(Execution, Answer)>,
+    connecting: Option<(Vec<usize>, Time, Answer)>,
+    closing: Option<(Time, Answer)>,
     corruption: Option<Corruption>,
     failure: Option<Failure>,
     view: FaultView,

@@ -44,8 +44,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut readmitted: BTreeMap<(u32, String), u32> = BTreeMap::new();
     let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
-        let line: Line =
-            serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
+        let line: Line = serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
         if let Some(view) = &line.view {
             let view: Vec<FaultViewEntry> = view.iter().map(entry).collect();
             if view.len() >= story.view.len() && !view.is_empty() {

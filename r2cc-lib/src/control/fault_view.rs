@@ -227,7 +227,14 @@ mod tests {
     }
 
     fn lose(view: &mut FaultView, from: usize, to: usize, nic: usize) {
-        view.handle_path(&PathFact { from, to, from_nic: nic, to_nic: nic, health: PathHealth::Down, cause: "stall".into() });
+        view.handle_path(&PathFact {
+            from,
+            to,
+            from_nic: nic,
+            to_nic: nic,
+            health: PathHealth::Down,
+            cause: "stall".into(),
+        });
     }
 
     fn nic(node: &str, nic: &str) -> Component {
@@ -274,7 +281,14 @@ mod tests {
         }
         assert_eq!(components(&view), [nic("node-1", "mlx5_0"), nic("node-2", "mlx5_3")]);
         for (from, to) in [(1, 2), (5, 0)] {
-            view.handle_path(&PathFact { from, to, from_nic: 0, to_nic: 0, health: PathHealth::Up, cause: "answered".into() });
+            view.handle_path(&PathFact {
+                from,
+                to,
+                from_nic: 0,
+                to_nic: 0,
+                health: PathHealth::Up,
+                cause: "answered".into(),
+            });
         }
         assert_eq!(components(&view), [nic("node-2", "mlx5_3")]);
     }

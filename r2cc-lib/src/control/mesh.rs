@@ -109,7 +109,9 @@ impl Mesh {
         let _ = epoll.delete(&peer.socket);
         match ending {
             Ending::Process => self.events.push_back(MeshEvent::Closed { rank: peer.rank }),
-            Ending::Network => tracing::warn!(rank = peer.rank, "control network lost; control rides on the data lanes"),
+            Ending::Network => {
+                tracing::warn!(rank = peer.rank, "control network lost; control rides on the data lanes")
+            }
         }
     }
 

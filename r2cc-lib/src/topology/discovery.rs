@@ -12,7 +12,9 @@ pub enum TopologyError {
     #[error("cannot list the network interfaces: {0}")]
     List(#[source] nix::Error),
     /// A NIC that was asked for does not exist or has no IPv4 address.
-    #[error("NIC {name:?} has no IPv4 address on this node; it has {present:?}; hint: check the NICs given to the builder")]
+    #[error(
+        "NIC {name:?} has no IPv4 address on this node; it has {present:?}; hint: check the NICs given to the builder"
+    )]
     Missing {
         /// The name asked for.
         name: String,
@@ -29,7 +31,8 @@ pub enum TopologyError {
 pub fn local_nics(wanted: &[String]) -> Result<Vec<Nic>, TopologyError> {
     let mut present: Vec<Nic> = Vec::new();
     for entry in getifaddrs().map_err(TopologyError::List)? {
-        let usable = entry.flags.contains(InterfaceFlags::IFF_UP) && !entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        let usable =
+            entry.flags.contains(InterfaceFlags::IFF_UP) && !entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
         let addr = entry.address.and_then(|a| a.as_sockaddr_in().map(nix::sys::socket::SockaddrIn::ip));
         let mask = entry.netmask.and_then(|a| a.as_sockaddr_in().map(nix::sys::socket::SockaddrIn::ip));
         let (Some(addr), Some(mask)) = (addr, mask) else { continue };

@@ -256,7 +256,11 @@ impl Links {
         };
         let at = self.links.len();
         self.links.push(Link { peer, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true });
-        if side == Side::Send { self.send_to.insert(peer, at) } else { self.recv_from.insert(peer, at) };
+        if side == Side::Send {
+            self.send_to.insert(peer, at)
+        } else {
+            self.recv_from.insert(peer, at)
+        };
         Ok(at)
     }
 
@@ -360,10 +364,8 @@ impl Links {
             let link = &mut self.links[at];
             let concerned = |p: &PairOfNics, send: bool| (if send { p.from_nic } else { p.to_nic }) == Some(nic);
             let send = matches!(link.end, End::Send(..));
-            let hit: Vec<PathId> = (0..link.pairs.len())
-                .filter(|i| concerned(&link.pairs[*i], send))
-                .map(|i| PathId(i as u16))
-                .collect();
+            let hit: Vec<PathId> =
+                (0..link.pairs.len()).filter(|i| concerned(&link.pairs[*i], send)).map(|i| PathId(i as u16)).collect();
             for path in hit {
                 match &mut link.end {
                     End::Send(sender, _) => {
@@ -575,9 +577,7 @@ impl Links {
                     }
                     sender.poll_action()
                 }
-                End::Recv(receiver, _) => {
-                    receiver.poll_action().map(|ReceiverAction::Close(lane)| Action::Close(lane))
-                }
+                End::Recv(receiver, _) => receiver.poll_action().map(|ReceiverAction::Close(lane)| Action::Close(lane)),
             };
             match action {
                 None => return,

@@ -115,13 +115,7 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the descriptor is open; the kernel writes at most `len` bytes into `info`.
     let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut len,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len)
     };
     if rc != 0 {
         return Err(io::Error::last_os_error());
