@@ -329,6 +329,10 @@ impl Engine {
                 }
             }
             LinkEvent::Path { peer, pair, transition } => self.handle_transition(at, peer, &pair, transition),
+            LinkEvent::Resumed { peer, pair, at } => {
+                let event = json!({"peer": peer, "nic": self.nic_name(self.me, pair.from_nic)});
+                self.log.write(at, "resumed", &event);
+            }
             LinkEvent::Dead { peer, .. } if self.state.left.contains(&peer) => {}
             LinkEvent::Dead { peer, .. } => {
                 let failure = Failure::LinkDead {
@@ -344,13 +348,16 @@ impl Engine {
         }
     }
 
+    fn nic_name(&self, rank: usize, nic: Option<usize>) -> &str {
+        nic.map_or("lo", |nic| self.roster[rank].nics[nic].name.as_str())
+    }
+
     fn handle_transition(&mut self, at: Time, peer: usize, pair: &PairOfNics, t: Transition) {
         if self.state.left.contains(&peer) {
             return;
         }
-        let name = |rank: usize, nic: Option<usize>| nic.map_or("lo", |nic| self.roster[rank].nics[nic].name.as_str());
         let event = json!({
-            "peer": peer, "nic": name(self.me, pair.from_nic), "peer_nic": name(peer, pair.to_nic),
+            "peer": peer, "nic": self.nic_name(self.me, pair.from_nic), "peer_nic": self.nic_name(peer, pair.to_nic),
             "from": format!("{:?}", t.from).to_lowercase(), "to": format!("{:?}", t.to).to_lowercase(),
             "cause": t.cause.word(), "noticed_ns": t.noticed_at.as_nanos() as u64, "replayed_bytes": t.replayed_bytes,
         });

@@ -23,7 +23,6 @@ struct Line {
     to: Option<String>,
     cause: Option<String>,
     noticed_ns: Option<u64>,
-    resumed_ns: Option<u64>,
     replayed_bytes: Option<u64>,
     view: Option<Vec<ViewEntry>>,
 }
@@ -43,12 +42,23 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut story = RankStory::default();
     let mut readmitted: BTreeMap<(u32, String), u32> = BTreeMap::new();
     let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
+    let mut resumed: BTreeMap<(u32, String), u64> = BTreeMap::new();
+    let mut noticed_at: BTreeMap<(u32, String), u64> = BTreeMap::new();
     for (number, line) in text.lines().enumerate() {
         let line: Line = serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
         if let Some(view) = &line.view {
             let view: Vec<FaultViewEntry> = view.iter().map(entry).collect();
             if view.len() >= story.view.len() && !view.is_empty() {
                 story.view = view;
+            }
+            continue;
+        }
+        if let ("resumed", Some(peer), Some(nic)) = (line.event.as_str(), line.peer, &line.nic) {
+            resumed.insert((peer, nic.clone()), line.at_ns);
+            // The path may have been given up before, or after, the others took over.
+            let open = story.repairs.iter_mut().rev().find(|r| r.peer == peer && r.nic == *nic);
+            if let (Some(repair), Some(noticed)) = (open, noticed_at.get(&(peer, nic.clone()))) {
+                repair.detect_to_resume_ms.get_or_insert(line.at_ns.saturating_sub(*noticed) as f64 / 1e6);
             }
             continue;
         }
@@ -66,6 +76,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             ("path", Some("proving"), "live") => *readmitted.entry(path).or_default() += 1,
             ("path", Some("live" | "suspect" | "opening"), "failed") => {
                 let noticed = line.noticed_ns.unwrap_or(line.at_ns);
+                noticed_at.insert(path.clone(), noticed);
                 let dropped = faults.iter().filter_map(|f| f.first_drop_ns).filter(|at| *at <= noticed).max();
                 story.repairs.push(RepairRecord {
                     rank,
@@ -73,7 +84,10 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
                     nic: nic.clone(),
                     cause,
                     first_drop_to_detect_ms: dropped.map(|at| (noticed - at) as f64 / 1e6),
-                    detect_to_resume_ms: line.resumed_ns.map(|at| at.saturating_sub(noticed) as f64 / 1e6),
+                    detect_to_resume_ms: resumed
+                        .remove(&path)
+                        .filter(|at| *at >= noticed)
+                        .map(|at| (at - noticed) as f64 / 1e6),
                     replayed_bytes: owed.remove(&path).unwrap_or(0),
                 });
             }

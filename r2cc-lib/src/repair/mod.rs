@@ -14,6 +14,7 @@ mod path;
 mod path_end;
 mod rate;
 mod receiver;
+mod replays;
 mod sender;
 mod stall;
 mod tuning;
@@ -23,6 +24,7 @@ pub use ledger::{Ledger, LedgerError};
 pub use path::{Cause, Forbidden, PathEvent, PathState, Transition, next_state};
 pub use rate::RateEstimate;
 pub use receiver::{Admission, Landed, Receiver, ReceiverAction, ReceiverError};
+pub use replays::Resumption;
 pub use sender::{Action, PathReport, Sender, SenderError, Totals};
 pub use stall::{LaneProgress, StallDetector};
 #[cfg(any(test, feature = "mutants"))]

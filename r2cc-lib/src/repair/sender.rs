@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::path_end::{Deadline, PathEnd};
+use super::replays::{Replays, Resumption};
 use super::tuning::planted;
 use super::{
     Cause, Chunk, Forbidden, Frame, Generation, Lane, LaneProgress, MessageSeq, PathEvent, PathId, PathState, Time,
@@ -112,6 +113,7 @@ pub struct Sender {
     cursor: u64,
     granted: u64,
     replay: VecDeque<Chunk>,
+    replays: Replays,
     paths: Vec<PathEnd>,
     fences: BTreeMap<PathId, Generation>,
     actions: VecDeque<Action>,
@@ -136,6 +138,7 @@ impl Sender {
             cursor: 0,
             granted: 0,
             replay: VecDeque::new(),
+            replays: Replays::default(),
             paths: (0..paths).map(|i| PathEnd::new(PathId(i as u16), now)).collect(),
             fences: BTreeMap::new(),
             actions: VecDeque::new(),
@@ -341,7 +344,7 @@ impl Sender {
             self.totals.late_acks += 1;
             for _ in 0..if count_late { chunks } else { 0 } {
                 let Some(chunk) = self.paths.iter_mut().find_map(|path| path.pop_acked(now)) else { break };
-                self.settle(chunk);
+                self.settle(now, chunk);
             }
             return Ok(());
         }
@@ -351,13 +354,14 @@ impl Sender {
         }
         while self.paths[usize::from(lane.path.0)].chunks_acked < chunks {
             let Some(chunk) = self.paths[usize::from(lane.path.0)].pop_acked(now) else { break };
-            self.settle(chunk);
+            self.settle(now, chunk);
         }
         Ok(())
     }
 
     /// One chunk of a message is off our hands.
-    fn settle(&mut self, chunk: Chunk) {
+    fn settle(&mut self, now: Time, chunk: Chunk) {
+        self.replays.handle_acked(now, &chunk);
         let Some(at) = chunk.message.checked_sub(self.first) else { return };
         let Some(message) = self.messages.get_mut(at as usize) else { return };
         message.chunks_pending = message.chunks_pending.saturating_sub(1);
@@ -493,6 +497,11 @@ impl Sender {
     /// Next message whose every chunk is acknowledged.
     pub fn poll_done(&mut self) -> Option<MessageSeq> {
         self.done.pop_front()
+    }
+
+    /// Next link that has resumed after the loss of a path.
+    pub fn poll_resumption(&mut self) -> Option<Resumption> {
+        self.replays.poll()
     }
 
     /// Next change of a path's state.

@@ -282,11 +282,12 @@ impl Connection {
 
     /// What the kernel says of our outgoing bytes, and the delivery rate that it measured, bytes/s.
     pub(super) fn progress(&mut self) -> io::Result<(LaneProgress, Option<u64>)> {
-        let KernelProgress { acked, unacked_segments, unsent_bytes, delivery_bytes_s } =
+        let KernelProgress { acked, unacked_segments, unsent_bytes, closed, delivery_bytes_s } =
             socket::progress(&self.socket)?;
         let pending = self.has_pending();
-        let outstanding = pending || unacked_segments > 0 || unsent_bytes > 0;
-        self.unsettled = outstanding;
+        self.unsettled = pending || unacked_segments > 0 || unsent_bytes > 0;
+        // A peer whose process does not read is no dead path.
+        let outstanding = self.unsettled && !closed;
         let small = !pending && unacked_segments <= 1 && unsent_bytes == 0;
         Ok((LaneProgress { acked, outstanding, small }, delivery_bytes_s.filter(|_| outstanding)))
     }
@@ -295,6 +296,7 @@ impl Connection {
     pub(super) fn bound_outstanding(&mut self, bytes: u64) {
         if bytes.abs_diff(self.outstanding_bound) > bytes / 8 {
             self.outstanding_bound = bytes;
+            tracing::trace!(lane = ?self.lane, bytes, "bound of what the kernel may hold");
             socket::bound_outstanding(&self.socket, bytes);
         }
     }

@@ -59,6 +59,15 @@ pub enum LinkEvent {
         /// The change.
         transition: Transition,
     },
+    /// The first bytes that a lost path owed have arrived over another.
+    Resumed {
+        /// Receiving rank.
+        peer: usize,
+        /// The path that was lost.
+        pair: PairOfNics,
+        /// When they were acknowledged.
+        at: Time,
+    },
     /// An outgoing link has had no live path for the bound.
     Dead {
         /// Receiving rank.
@@ -574,6 +583,10 @@ impl Links {
                     while let Some(transition) = sender.poll_transition() {
                         let pair = link.pairs[usize::from(transition.path.0)].clone();
                         self.events.push_back(LinkEvent::Path { peer: link.peer, pair, transition });
+                    }
+                    while let Some(resumption) = sender.poll_resumption() {
+                        let pair = link.pairs[usize::from(resumption.path.0)].clone();
+                        self.events.push_back(LinkEvent::Resumed { peer: link.peer, pair, at: resumption.at });
                     }
                     sender.poll_action()
                 }

@@ -101,6 +101,9 @@ pub(crate) struct KernelProgress {
     pub(crate) unacked_segments: u32,
     /// Bytes not sent yet.
     pub(crate) unsent_bytes: u32,
+    /// The other host takes no bytes now, because its process has not read those that it has, and says so: it
+    /// answers probes. Nothing is on its way then.
+    pub(crate) closed: bool,
     /// Delivery rate as the kernel measured it last, bytes/s; not while it had nothing to send.
     pub(crate) delivery_bytes_s: Option<u64>,
 }
@@ -128,6 +131,7 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
         acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
         unacked_segments: info.tcpi_unacked,
         unsent_bytes: info.tcpi_notsent_bytes,
+        closed: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes > 0 && info.tcpi_probes == 0,
         delivery_bytes_s: (info.tcpi_delivery_rate > 0 && !app_limited).then_some(info.tcpi_delivery_rate),
     })
 }

@@ -205,6 +205,7 @@ impl Sender {
             self.actions.push_back(Action::Close(Lane { path, generation: dead }));
         }
         self.fence(path, dead);
+        self.replays.handle_reset(path, &owed);
         let bytes = owed.iter().map(|c| u64::from(c.len)).sum();
         self.totals.replayed_bytes += bytes;
         if !no_replay {
