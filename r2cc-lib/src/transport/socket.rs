@@ -135,3 +135,35 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
         delivery_bytes_s: (info.tcpi_delivery_rate > 0 && !app_limited).then_some(info.tcpi_delivery_rate),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::time::Instant;
+
+    #[test]
+    fn a_peer_that_does_not_read_closes_its_window_and_one_that_has_read_all_does_not() {
+        let listener = listen(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let to = listener.local_addr().unwrap().as_socket_ipv4().unwrap();
+        let sender = connect(None, Ipv4Addr::LOCALHOST, to).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        let reaches = |wanted: fn(&KernelProgress) -> bool| {
+            while !wanted(&progress(&sender).unwrap()) {
+                assert!(Instant::now() < until, "{:?}", progress(&sender));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let chunk = vec![0; 1 << 20];
+        let mut sent = 0;
+        while let Ok(n) = (&sender).write(&chunk) {
+            sent += n;
+        }
+        reaches(|p| p.closed && p.unsent_bytes > 0);
+        receiver.set_nonblocking(false).unwrap();
+        std::io::copy(&mut std::io::Read::take(&receiver, sent as u64), &mut std::io::sink()).unwrap();
+        reaches(|p| !p.closed && p.unsent_bytes == 0 && p.unacked_segments == 0);
+    }
+}
