@@ -21,8 +21,16 @@ impl Drop for Servers {
     }
 }
 
-/// Bytes a second received by both nodes together, `lanes_a_nic` flows a NIC and direction.
-pub(crate) fn received_bytes_s(cluster: &EmulatedCluster, lanes_a_nic: usize, duration: Duration) -> Result<f64> {
+/// What both nodes together received, and what it took.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub(crate) struct Received {
+    pub(crate) bytes_s: f64,
+    /// Bytes for each second of user and system time of all clients and servers.
+    pub(crate) bytes_a_cpu_s: f64,
+}
+
+/// Measures with `lanes_a_nic` flows a NIC and direction.
+pub(crate) fn measure(cluster: &EmulatedCluster, lanes_a_nic: usize, duration: Duration) -> Result<Received> {
     let iperf = find()?;
     let (from, to) = (&cluster.nodes()[0], &cluster.nodes()[1]);
     let mut servers = Servers(Vec::new());
@@ -42,19 +50,25 @@ pub(crate) fn received_bytes_s(cluster: &EmulatedCluster, lanes_a_nic: usize, du
     let clients = clients.collect::<Result<Vec<Command>>>()?;
     wait_for_listeners(cluster, to.nics.len())?;
     let clients = clients.into_iter().map(|mut command| command.spawn()).collect::<Result<Vec<_>, _>>()?;
-    let mut sum = 0.0;
+    let (mut sum, mut bytes, mut cpu_seconds) = (0.0, 0.0, 0.0);
     for client in clients {
         let output = client.wait_with_output()?;
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).context("the report of iperf3")?;
         if let Some(error) = report.get("error") {
             bail!("iperf3: {error}");
         }
-        for key in ["sum_received", "sum_received_bidir_reverse"] {
-            let bits_s = report["end"][key]["bits_per_second"].as_f64();
-            sum += bits_s.with_context(|| format!("iperf3 reported no {key}"))? / 8.0;
+        let figure = |group: &str, key: &str| {
+            report["end"][group][key].as_f64().with_context(|| format!("iperf3 reported no {group}.{key}"))
+        };
+        for group in ["sum_received", "sum_received_bidir_reverse"] {
+            sum += figure(group, "bits_per_second")? / 8.0;
+            bytes += figure(group, "bytes")?;
         }
+        let percent =
+            figure("cpu_utilization_percent", "host_total")? + figure("cpu_utilization_percent", "remote_total")?;
+        cpu_seconds += percent / 100.0 * figure("sum_received", "seconds")?;
     }
-    Ok(sum)
+    Ok(Received { bytes_s: sum, bytes_a_cpu_s: bytes / cpu_seconds })
 }
 
 /// Waits until the servers listen, as the node's own socket table tells.
@@ -62,10 +76,9 @@ fn wait_for_listeners(cluster: &EmulatedCluster, count: usize) -> Result<()> {
     let node = &cluster.nodes()[1];
     let until = Instant::now() + Duration::from_secs(5);
     loop {
-        let table = r2cc_bench::cluster::in_netns(
-            std::os::fd::AsFd::as_fd(&node.netns),
-            || std::fs::read_to_string("/proc/thread-self/net/tcp"),
-        )??;
+        let table = r2cc_bench::cluster::in_netns(std::os::fd::AsFd::as_fd(&node.netns), || {
+            std::fs::read_to_string("/proc/thread-self/net/tcp")
+        })??;
         // Port 5201 is 1451 in hex, a listener has state 0A.
         let listening = table.lines().filter(|line| line.contains(":1451 ") && line.contains(" 0A ")).count();
         if listening >= count {

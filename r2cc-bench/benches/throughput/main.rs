@@ -106,36 +106,38 @@ fn compare(options: &Options) -> Result<bool> {
     ranks.all_reduce()?;
     ranks.plain(shape)?;
 
-    writeln!(out, "round  AllReduce MB/s  baseline MB/s  share  CPU ratio  iperf3 MB/s")?;
+    writeln!(out, "       MB/s                               share of    MB for a CPU second")?;
+    writeln!(out, "round  AllReduce  baseline  iperf3       baseline    AllReduce  baseline  iperf3")?;
+    let economy = |timing: &Timing| 2.0 * bytes as f64 / timing.cpu_seconds;
     let mut rounds = Vec::new();
     for round in 1..=options.rounds {
         let (ours, plain) = (ranks.all_reduce()?, ranks.plain(shape)?);
         let second = Duration::from_secs(1);
-        let iperf = if options.no_iperf {
-            None
-        } else {
-            Some(iperf::received_bytes_s(&cluster, shape.lanes_a_nic, second)?)
-        };
+        let iperf = if options.no_iperf { None } else { Some(iperf::measure(&cluster, shape.lanes_a_nic, second)?) };
+        let mega = |bytes: Option<f64>| bytes.map_or("-".to_owned(), |bytes| format!("{:.0}", bytes / 1e6));
         writeln!(
             out,
-            "{round:5}  {:14.0}  {:13.0}  {:5.3}  {:9.3}  {}",
-            rate(&ours) / 1e6,
-            rate(&plain) / 1e6,
+            "{round:5}  {:>9}  {:>8}  {:>6}       {:8.3}    {:>9}  {:>8}  {:>6}",
+            mega(Some(rate(&ours))),
+            mega(Some(rate(&plain))),
+            mega(iperf.map(|i| i.bytes_s)),
             rate(&ours) / rate(&plain),
-            ours.cpu_seconds / plain.cpu_seconds,
-            iperf.map_or("-".to_owned(), |bytes_s| format!("{:11.0}", bytes_s / 1e6))
+            mega(Some(economy(&ours))),
+            mega(Some(economy(&plain))),
+            mega(iperf.map(|i| i.bytes_a_cpu_s)),
         )?;
         rounds.push((ours, plain, iperf));
     }
     let share = spread(rounds.iter().map(|(ours, plain, _)| rate(ours) / rate(plain)));
-    let cpu = spread(rounds.iter().map(|(ours, plain, _)| ours.cpu_seconds / plain.cpu_seconds));
-    let of_iperf = spread(rounds.iter().filter_map(|(_, plain, iperf)| iperf.map(|iperf| rate(plain) / iperf)));
-    let median_rate = |pick: fn(&(Timing, Timing, Option<f64>)) -> &Timing| spread(rounds.iter().map(pick).map(rate));
-    let (ours, plain) = (median_rate(|r| &r.0), median_rate(|r| &r.1));
-    writeln!(out, "\nAllReduce over baseline   {}", show(share))?;
-    writeln!(out, "CPU time, same ratio      {}", show(cpu))?;
+    let cpu = spread(rounds.iter().map(|(ours, plain, _)| economy(ours) / economy(plain)));
+    let of_iperf = spread(rounds.iter().filter_map(|(_, plain, iperf)| iperf.map(|iperf| rate(plain) / iperf.bytes_s)));
+    let cpu_of_iperf =
+        spread(rounds.iter().filter_map(|(_, plain, iperf)| iperf.map(|iperf| economy(plain) / iperf.bytes_a_cpu_s)));
+    let ours = spread(rounds.iter().map(|(ours, ..)| rate(ours)));
+    let plain = spread(rounds.iter().map(|(_, plain, _)| rate(plain)));
+    writeln!(out, "\nAllReduce over baseline   {}; for a CPU second {}", show(share), show(cpu))?;
     if !options.no_iperf {
-        writeln!(out, "baseline over iperf3      {}", show(of_iperf))?;
+        writeln!(out, "baseline over iperf3      {}; for a CPU second {}", show(of_iperf), show(cpu_of_iperf))?;
     }
 
     let nanos = ranks.latencies(options.small)?;
@@ -151,16 +153,18 @@ fn compare(options: &Options) -> Result<bool> {
             "baseline": shape,
             "sweep": sweep,
             "rounds": rounds.iter().map(|(ours, plain, iperf)| json!({
-                "all_reduce": ours, "baseline": plain, "iperf3_bytes_s": iperf,
+                "all_reduce": ours, "baseline": plain, "iperf3": iperf,
             })).collect::<Vec<_>>(),
             "all_reduce_bytes_s": ours, "baseline_bytes_s": plain,
-            "share": share, "cpu_ratio": cpu, "baseline_over_iperf3": of_iperf,
+            "share": share, "share_for_cpu": cpu,
+            "baseline_over_iperf3": of_iperf, "baseline_over_iperf3_for_cpu": cpu_of_iperf,
             "latency": { "bytes": 8, "calls": nanos.len(), "median_us": median_us, "p99_us": p99_us },
             "replayed_bytes": replayed_bytes, "paths_suspected": paths_suspected,
         });
         std::fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
         let file = folder.join("throughput.json");
-        std::fs::write(&file, serde_json::to_vec_pretty(&report)?).with_context(|| format!("write {}", file.display()))?;
+        std::fs::write(&file, serde_json::to_vec_pretty(&report)?)
+            .with_context(|| format!("write {}", file.display()))?;
     }
     let enough = |spread: Option<Spread>| spread.is_none_or(|s| s.median >= SHARE_LEAST);
     let good = enough(share) && enough(of_iperf);
