@@ -49,11 +49,33 @@ pub(crate) fn connect(device: Option<&str>, local: Ipv4Addr, remote: SocketAddrV
 pub(crate) fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
+    choose_congestion_control(socket);
     if set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER_BYTES as libc::c_int).is_err() {
         // Only a privileged process may go beyond the system's limit; the limit is then what we get.
         let _ = socket.set_send_buffer_size(BUFFER_BYTES);
     }
     Ok(())
+}
+
+/// The window of a lane is ours to bound, so congestion control has to react to loss and otherwise keep out of
+/// the way. BBR does not: every ten seconds it drains the connection for 200 ms to measure its delay. The first
+/// that the system lets us have is taken; none is no error.
+fn choose_congestion_control(socket: &Socket) {
+    for name in [&b"cubic"[..], b"reno"] {
+        // SAFETY: the descriptor is open and the option value is `name`, whose length is given.
+        let rc = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_CONGESTION,
+                name.as_ptr().cast(),
+                name.len() as libc::socklen_t,
+            )
+        };
+        if rc == 0 {
+            return;
+        }
+    }
 }
 
 /// Acknowledge at once what has arrived: the other side takes silence for a stall.
