@@ -3,7 +3,9 @@
 //!
 //! Call order: `post_*` and `handle_*`, then [`Links::flush`], then [`Links::poll_event`] until it is empty.
 
+mod connecting;
 mod receiving;
+mod writing;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -12,13 +14,11 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use socket2::Socket;
 
-use super::connection::{Connection, Phase};
-use super::handshake::{Acceptor, Connector, Hello, Key, Purpose};
+use super::connection::Connection;
+use super::handshake::Key;
 use super::placement::{Corruption, Sink, Source};
-use super::{connect, prepare, socket};
 use crate::repair::{
-    Action, Cause, Frame, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, ReceiverAction, Sender, Time,
-    Totals, Transition, Tuning,
+    Cause, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, Sender, Time, Totals, Transition, Tuning,
 };
 use crate::topology::{Member, PairOfNics, paths};
 
@@ -120,7 +120,7 @@ pub struct LinkStatus {
 
 #[derive(Debug)]
 enum End {
-    Send(Sender, Posted<Source>),
+    Send(Box<Sender>, Posted<Source>),
     Recv(Receiver, Posted<Sink>),
 }
 
@@ -260,7 +260,7 @@ impl Links {
             return Err(LinksError::NoPath { me: self.me, peer });
         }
         let end = match side {
-            Side::Send => End::Send(Sender::new(Arc::clone(&self.tuning), pairs.len(), now), Posted::new()),
+            Side::Send => End::Send(Box::new(Sender::new(Arc::clone(&self.tuning), pairs.len(), now)), Posted::new()),
             Side::Recv => End::Recv(Receiver::new(Arc::clone(&self.tuning)), Posted::new()),
         };
         let at = self.links.len();
@@ -491,189 +491,6 @@ impl Links {
             self.links[link].dirty = true;
         }
         self.read(now, index);
-    }
-
-    fn accept(&mut self, now: Time, listener: usize) {
-        while let Ok((socket, _)) = self.listeners[listener].accept() {
-            let acceptor = Acceptor::new(self.key.clone());
-            if self.pending >= PENDING_MAX || prepare(&socket).is_err() {
-                self.refused += 1;
-                continue;
-            }
-            let Ok(acceptor) = acceptor else { continue };
-            let challenge = acceptor.challenge();
-            let lane = Lane { path: PathId(0), generation: crate::repair::Generation(0) };
-            let mut connection = Connection::new(socket, None, lane, Phase::Accepting(acceptor), now + ACCEPT_TIME);
-            connection.queue(&challenge);
-            if connection.flush().is_ok() {
-                self.pending += 1;
-                self.insert(connection);
-            }
-        }
-    }
-
-    fn insert(&mut self, connection: Connection) -> Option<u64> {
-        let id = self.next_id;
-        self.next_id += 1;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, CONNECTION | id);
-        if let Err(error) = self.epoll.add(connection.socket(), event) {
-            tracing::error!(%error, "cannot watch a connection");
-            return None;
-        }
-        self.connections.insert(id, connection);
-        Some(id)
-    }
-
-    /// Takes a connection out of service; its socket is closed when the result is dropped.
-    fn take(&mut self, id: u64) -> Option<Connection> {
-        let connection = self.connections.remove(&id)?;
-        if connection.link.is_none() {
-            self.pending -= 1;
-        }
-        // Fails only if the socket is not watched, which is what we want.
-        let _ = self.epoll.delete(connection.socket());
-        Some(connection)
-    }
-
-    /// A connection is gone.
-    fn lose(&mut self, now: Time, id: u64, cause: Cause) {
-        let Some(connection) = self.take(id) else { return };
-        let Some(at) = connection.link else {
-            self.refused += 1;
-            return;
-        };
-        let (lane, link) = (connection.lane, &mut self.links[at]);
-        if link.lanes.get(&lane) == Some(&id) {
-            link.lanes.remove(&lane);
-            link.dirty = true;
-            match &mut link.end {
-                End::Send(sender, _) => report(sender.handle_lane_lost(now, lane, cause)),
-                End::Recv(receiver, _) => receiver.handle_lane_lost(lane, cause),
-            }
-        }
-        socket::reset(connection.into_socket());
-    }
-
-    /// Carries out what the machines ask for and writes what can be written.
-    pub fn flush(&mut self, now: Time) {
-        let mut again = true;
-        while again {
-            again = false;
-            for at in 0..self.links.len() {
-                if self.links[at].dirty && !self.links[at].left {
-                    self.links[at].dirty = false;
-                    self.act(now, at);
-                    self.pump(now, at);
-                    self.act(now, at);
-                    again |= self.links[at].dirty;
-                }
-            }
-        }
-    }
-
-    fn act(&mut self, now: Time, at: usize) {
-        loop {
-            let link = &mut self.links[at];
-            let action = match &mut link.end {
-                End::Send(sender, posted) => {
-                    while let Some(message) = sender.poll_done() {
-                        posted.remove(message.0);
-                        self.events.push_back(LinkEvent::Sent { peer: link.peer, message });
-                    }
-                    while let Some(transition) = sender.poll_transition() {
-                        let pair = link.pairs[usize::from(transition.path.0)].clone();
-                        self.events.push_back(LinkEvent::Path { peer: link.peer, pair, transition });
-                    }
-                    while let Some(resumption) = sender.poll_resumption() {
-                        let pair = link.pairs[usize::from(resumption.path.0)].clone();
-                        self.events.push_back(LinkEvent::Resumed { peer: link.peer, pair, at: resumption.at });
-                    }
-                    sender.poll_action()
-                }
-                End::Recv(receiver, _) => receiver.poll_action().map(|ReceiverAction::Close(lane)| Action::Close(lane)),
-            };
-            match action {
-                None => return,
-                Some(Action::Close(lane)) => self.close(at, lane),
-                Some(Action::Open(lane)) => self.connect(now, at, lane),
-                Some(Action::Dead { since }) => {
-                    self.events.push_back(LinkEvent::Dead { peer: self.links[at].peer, since });
-                }
-            }
-        }
-    }
-
-    /// Closes a lane at the machine's request.
-    fn close(&mut self, at: usize, lane: Lane) {
-        if let Some(id) = self.links[at].lanes.remove(&lane)
-            && let Some(connection) = self.take(id)
-        {
-            socket::reset(connection.into_socket());
-        }
-    }
-
-    fn connect(&mut self, now: Time, at: usize, lane: Lane) {
-        let link = &self.links[at];
-        let pair = &link.pairs[usize::from(lane.path.0)];
-        let device = pair.from_nic.map(|nic| self.roster[self.me].nics[nic].name.as_str());
-        let hello = Hello { from: self.me as u32, to: link.peer as u32, purpose: Purpose::Data(lane) };
-        let made = connect(device, pair.from, pair.to).ok().and_then(|socket| {
-            let phase = Phase::Connecting(Connector::new(self.key.clone(), hello));
-            self.insert(Connection::new(socket, Some(at), lane, phase, now + CONNECT_TIME))
-        });
-        let link = &mut self.links[at];
-        match (made, &mut link.end) {
-            (Some(id), _) => drop(link.lanes.insert(lane, id)),
-            (None, End::Send(sender, _)) => report(sender.handle_lane_lost(now, lane, Cause::Connection)),
-            (None, End::Recv(..)) => {}
-        }
-    }
-
-    /// Writes on every open lane of a link until it blocks or has nothing to say.
-    fn pump(&mut self, now: Time, at: usize) {
-        let lanes: Vec<(Lane, u64)> = self.links[at].lanes.iter().map(|(lane, id)| (*lane, *id)).collect();
-        for (lane, id) in lanes {
-            let Some(c) = self.connections.get_mut(&id) else { continue };
-            let end = &mut self.links[at].end;
-            let outcome = loop {
-                match c.flush() {
-                    Ok(true) => {}
-                    other => break other,
-                }
-                while c.has_room() && c.is_open() {
-                    if let Some(message) = c.gossip.pop_front() {
-                        c.queue_frame(Frame::Gossip { len: message.len() as u32 }, None);
-                        c.queue(&message);
-                        continue;
-                    }
-                    let frame = match &mut *end {
-                        End::Send(sender, _) => sender.poll_frame(now, lane),
-                        End::Recv(receiver, _) => receiver.poll_frame(lane),
-                    };
-                    let Some(frame) = frame else { break };
-                    match (frame, &mut *end) {
-                        (Frame::Data(chunk), End::Send(_, posted)) => match posted.at(chunk.message) {
-                            Some(source) => c.queue_frame(frame, Some(source.chunk(&chunk))),
-                            None => unreachable!("the sender cuts chunks of posted messages only"),
-                        },
-                        _ => c.queue_frame(frame, None),
-                    }
-                }
-                if !c.has_pending() {
-                    break Ok(true);
-                }
-            };
-            let blocked = matches!(outcome, Ok(false));
-            if blocked != c.wants_write {
-                c.wants_write = blocked;
-                let flags = if blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
-                // Fails only if the socket is gone, which its next read reports.
-                let _ = self.epoll.modify(c.socket(), &mut EpollEvent::new(flags, CONNECTION | id));
-            }
-            if outcome.is_err() {
-                self.lose(now, id, Cause::Connection);
-            }
-        }
     }
 
     /// Next event.

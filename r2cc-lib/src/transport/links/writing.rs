@@ -1,0 +1,104 @@
+//! Writing: what the machines ask for, and every frame that a lane can take.
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+
+use super::{CONNECTION, Cause, End, Lane, LinkEvent, Links, Time};
+use crate::repair::{Action, Frame, ReceiverAction};
+
+impl Links {
+    /// Carries out what the machines ask for and writes what can be written.
+    pub fn flush(&mut self, now: Time) {
+        let mut again = true;
+        while again {
+            again = false;
+            for at in 0..self.links.len() {
+                if self.links[at].dirty && !self.links[at].left {
+                    self.links[at].dirty = false;
+                    self.act(now, at);
+                    self.pump(now, at);
+                    self.act(now, at);
+                    again |= self.links[at].dirty;
+                }
+            }
+        }
+    }
+
+    pub(super) fn act(&mut self, now: Time, at: usize) {
+        loop {
+            let link = &mut self.links[at];
+            let action = match &mut link.end {
+                End::Send(sender, posted) => {
+                    while let Some(message) = sender.poll_done() {
+                        posted.remove(message.0);
+                        self.events.push_back(LinkEvent::Sent { peer: link.peer, message });
+                    }
+                    while let Some(transition) = sender.poll_transition() {
+                        let pair = link.pairs[usize::from(transition.path.0)].clone();
+                        self.events.push_back(LinkEvent::Path { peer: link.peer, pair, transition });
+                    }
+                    while let Some(resumption) = sender.poll_resumption() {
+                        let pair = link.pairs[usize::from(resumption.path.0)].clone();
+                        self.events.push_back(LinkEvent::Resumed { peer: link.peer, pair, at: resumption.at });
+                    }
+                    sender.poll_action()
+                }
+                End::Recv(receiver, _) => receiver.poll_action().map(|ReceiverAction::Close(lane)| Action::Close(lane)),
+            };
+            match action {
+                None => return,
+                Some(Action::Close(lane)) => self.close(at, lane),
+                Some(Action::Open(lane)) => self.connect(now, at, lane),
+                Some(Action::Dead { since }) => {
+                    self.events.push_back(LinkEvent::Dead { peer: self.links[at].peer, since });
+                }
+            }
+        }
+    }
+
+    /// Writes on every open lane of a link until it blocks or has nothing to say.
+    fn pump(&mut self, now: Time, at: usize) {
+        let lanes: Vec<(Lane, u64)> = self.links[at].lanes.iter().map(|(lane, id)| (*lane, *id)).collect();
+        for (lane, id) in lanes {
+            let Some(c) = self.connections.get_mut(&id) else { continue };
+            let end = &mut self.links[at].end;
+            let outcome = loop {
+                match c.flush() {
+                    Ok(true) => {}
+                    other => break other,
+                }
+                while c.has_room() && c.is_open() {
+                    if let Some(message) = c.gossip.pop_front() {
+                        c.queue_frame(Frame::Gossip { len: message.len() as u32 }, None);
+                        c.queue(&message);
+                        continue;
+                    }
+                    let frame = match &mut *end {
+                        End::Send(sender, _) => sender.poll_frame(now, lane),
+                        End::Recv(receiver, _) => receiver.poll_frame(lane),
+                    };
+                    let Some(frame) = frame else { break };
+                    match (frame, &mut *end) {
+                        (Frame::Data(chunk), End::Send(_, posted)) => match posted.at(chunk.message) {
+                            Some(source) => c.queue_frame(frame, Some(source.chunk(&chunk))),
+                            None => unreachable!("the sender cuts chunks of posted messages only"),
+                        },
+                        _ => c.queue_frame(frame, None),
+                    }
+                }
+                if !c.has_pending() {
+                    break Ok(true);
+                }
+            };
+            let blocked = matches!(outcome, Ok(false));
+            if blocked != c.wants_write {
+                c.wants_write = blocked;
+                let flags = if blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+                // Fails only if the socket is gone, which its next read reports.
+                let _ = self.epoll.modify(c.socket(), &mut EpollEvent::new(flags, CONNECTION | id));
+            }
+            if outcome.is_err() {
+                self.lose(now, id, Cause::Connection);
+            }
+        }
+    }
+}
