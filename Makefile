@@ -1,7 +1,7 @@
 # No target: a release build placed in build/bin and build/lib. See README.md.
 CARGO ?= cargo
 # Debian packages that the tests use beside Rust, gcc, make and python.
-TEST_PACKAGES := iproute2 iperf3
+TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev
 
 .PHONY: build demo test test-static test-units soak bench ebpf doc clean packages
 
@@ -46,8 +46,9 @@ doc:
 	$(CARGO) doc --workspace --no-deps --open
 
 packages:
-	@missing=""; for tool in ip iperf3; do command -v $$tool >/dev/null || missing=1; done; \
-	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -y -q --no-install-recommends $(TEST_PACKAGES); fi
+	@if ! command -v ip || ! command -v clang-19 || ! command -v llvm-strip-19 \
+		|| ! command -v iperf3 || [ ! -e /usr/include/bpf/bpf_helpers.h ]; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends $(TEST_PACKAGES); fi >/dev/null
 
 clean:
 	$(CARGO) clean
