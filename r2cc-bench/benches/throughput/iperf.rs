@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use r2cc_bench::cluster::EmulatedCluster;
 
+use crate::orders::CONGESTION_CONTROL;
+
 const PORT: &str = "5201";
 
 /// Servers of one measurement; killed when dropped.
@@ -44,6 +46,7 @@ pub(crate) fn measure(cluster: &EmulatedCluster, lanes_a_nic: usize, duration: D
         let (lanes, seconds) = (lanes_a_nic.to_string(), duration.as_secs().max(1).to_string());
         let (source, target) = (source.addr.to_string(), target.addr.to_string());
         command.args(["-c", &target, "-B", &source, "-p", PORT, "-P", &lanes, "-t", &seconds, "--bidir", "--json"]);
+        command.args(["-C", CONGESTION_CONTROL]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     });

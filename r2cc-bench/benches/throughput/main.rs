@@ -185,7 +185,7 @@ fn sweep(
     for lanes_a_nic in [1, 2] {
         for piece_bytes in [64 << 10, 256 << 10, MIB] {
             for threads in [1, 2] {
-                for buffer_bytes in [0, MIB, 4 * MIB] {
+                for buffer_bytes in [0, MIB / 4, MIB, 4 * MIB] {
                     let shape = Shape { lanes_a_nic, piece_bytes, threads, buffer_bytes };
                     ranks.connect(shape)?;
                     let mut best = 0.0_f64;

@@ -5,6 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 
+/// Congestion control of the baseline and of iperf3: that of the library's lanes.
+pub(crate) const CONGESTION_CONTROL: &str = "cubic";
+
 /// Everything a rank needs to begin; an argument of its process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RankConfig {

@@ -14,7 +14,7 @@ use r2cc::collective::kernel::{Operand, reduce};
 use r2cc::{DType, ReduceOp};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::orders::Shape;
+use crate::orders::{CONGESTION_CONTROL, Shape};
 
 /// Bound of connecting, accepting and of every wait for readiness.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,8 +41,8 @@ impl Plain {
         *self = Self::default();
         for addr in addrs {
             let socket = Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)?;
-            // Accepted sockets inherit the size, which must be known before the window scale is agreed.
-            set_buffers(&socket, shape)?;
+            // Accepted sockets inherit all of it; the size must be known before the window scale is agreed.
+            prepare(&socket, shape)?;
             socket.bind(&SocketAddr::from((*addr, 0)).into())?;
             socket.listen(shape.lanes_a_nic as i32)?;
             socket.set_read_timeout(Some(PATIENCE))?;
@@ -57,7 +57,7 @@ impl Plain {
         for lane in 0..shape.lanes_a_nic * ends.len() {
             let (source, target) = ends[lane % ends.len()];
             let socket = Socket::new(Domain::IPV4, Type::STREAM.cloexec(), None)?;
-            set_buffers(&socket, shape)?;
+            prepare(&socket, shape)?;
             socket.bind(&SocketAddr::from((source, 0)).into())?;
             socket.connect_timeout(&SocketAddr::V4(target).into(), PATIENCE)?;
             socket.set_tcp_nodelay(true)?;
@@ -115,7 +115,9 @@ impl Plain {
     }
 }
 
-fn set_buffers(socket: &Socket, shape: Shape) -> io::Result<()> {
+/// The same congestion control as the library's lanes; the choice of `iperf.rs` too.
+fn prepare(socket: &Socket, shape: Shape) -> io::Result<()> {
+    socket.set_tcp_congestion(CONGESTION_CONTROL.as_bytes())?;
     if shape.buffer_bytes > 0 {
         let socket = SockRef::from(socket);
         socket.set_send_buffer_size(shape.buffer_bytes)?;
