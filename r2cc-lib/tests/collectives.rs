@@ -96,7 +96,11 @@ fn a_rank_that_leaves_without_a_goodbye_is_named_to_all_others() {
         .map(|rank| {
             thread::spawn(move || {
                 let builder = Communicator::builder().rank(rank).world(3).rendezvous(rendezvous).secret(b"test");
-                let mut comm = builder.node("one").build().unwrap();
+                // Rank 1 may be gone before the others have finished building.
+                let mut comm = match builder.node("one").build() {
+                    Ok(comm) => comm,
+                    Err(error) => return Some(error.to_string()),
+                };
                 if rank == 1 {
                     return None;
                 }

@@ -153,7 +153,11 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
         acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
         unacked_segments: info.tcpi_unacked,
         unsent_bytes: info.tcpi_notsent_bytes,
-        closed: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes > 0 && info.tcpi_probes == 0,
+        // Bytes that a dead NIC of our own refuses are unsent too, but there the peer's window is open.
+        closed: info.tcpi_unacked == 0
+            && info.tcpi_notsent_bytes > 0
+            && info.tcpi_probes == 0
+            && info.tcpi_snd_wnd < info.tcpi_snd_mss,
         delivery_bytes_s: (info.tcpi_delivery_rate > 0 && !app_limited).then_some(info.tcpi_delivery_rate),
     })
 }
