@@ -22,7 +22,7 @@ mod tuning;
 pub use frame::{Chunk, Frame, FrameError, HEADER_BYTES, Notice};
 pub use ledger::{Ledger, LedgerError};
 pub use path::{Cause, Forbidden, PathEvent, PathState, Transition, next_state};
-pub use rate::RateEstimate;
+pub use rate::{DeliveryRate, RateEstimate};
 pub use receiver::{Admission, Landed, Receiver, ReceiverAction, ReceiverError};
 pub use replays::Resumption;
 pub use sender::{Action, PathReport, Sender, SenderError, Totals};

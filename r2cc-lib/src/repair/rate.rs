@@ -17,6 +17,15 @@ const SLACK_MAX: u32 = 4;
 /// Samples without a reason to grow before it halves again.
 const CALM_SAMPLES: u32 = 8;
 
+/// A delivery rate as the kernel measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeliveryRate {
+    /// Bytes per second.
+    pub bytes_s: u64,
+    /// There was too little to send while it was measured: the path can do at least so much.
+    pub limited_by_sender: bool,
+}
+
 /// The median of the kernel's last readings; without them the highest of the last eight samples of
 /// acknowledged bytes over at least 20 ms each. A maximum, because such a sample is low whenever the
 /// application, not the path, was the limit.
@@ -54,8 +63,13 @@ impl Default for RateEstimate {
 }
 
 impl RateEstimate {
-    /// The kernel measured this rate while bytes were outstanding.
-    pub fn handle_reading(&mut self, bytes_s: u64) {
+    /// The kernel measured this rate while bytes were outstanding. A low one counts only where the path was the
+    /// limit: a path that is kept short for looking slow could not show otherwise that it is not.
+    pub fn handle_reading(&mut self, rate: DeliveryRate) {
+        let bytes_s = rate.bytes_s;
+        if rate.limited_by_sender && self.kernel_bytes_s.is_none_or(|known| bytes_s <= known) {
+            return;
+        }
         if self.readings.len() == READINGS {
             self.readings.pop_front();
         }
@@ -128,14 +142,12 @@ impl RateEstimate {
     }
 
     /// Bytes that may be sent and not yet taken by the peer's process. Where the kernel measures, it also keeps
-    /// to [`RateEstimate::outstanding_bytes`], and this only bounds what a late peer may owe: four times as much.
+    /// to [`RateEstimate::outstanding_bytes`], and this only bounds what a late peer may owe: twice as much, and
+    /// more while the path idles for it.
     pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
         let outstanding = self.outstanding_bytes(tuning);
-        let late = match self.kernel_bytes_s {
-            None => outstanding,
-            Some(_) => (outstanding * 4).max(256 << 10),
-        };
-        (late << self.slack).min(tuning.window_plenty).max(outstanding).min(tuning.window_bytes.1)
+        let late = if self.kernel_bytes_s.is_some() { outstanding * 2 } else { outstanding };
+        (late << self.slack).min(tuning.window_late).max(outstanding).min(tuning.window_bytes.1)
     }
 
     /// Size of the next chunk of a message of `message_bytes` while `live_paths` share it.
@@ -171,7 +183,8 @@ mod tests {
         assert_eq!(rate.chunk_bytes(&tuning, 64 << 20, 3), 61_440);
         assert_eq!(at(1_000_000).chunk_bytes(&tuning, 64 << 20, 3), 16 << 10);
         assert_eq!(at(10_000_000_000).chunk_bytes(&tuning, 64 << 20, 3), 512 << 10);
-        assert_eq!(at(10_000_000_000).window_bytes(&tuning), 4 << 20);
+        assert_eq!(at(10_000_000_000).window_bytes(&tuning), 2_500_000);
+        assert_eq!(at(1_000_000_000).window_bytes(&tuning), tuning.window_plenty);
     }
 
     #[test]
@@ -186,12 +199,12 @@ mod tests {
     fn the_kernels_median_counts_and_leaves_room_for_a_late_peer() {
         let tuning = Tuning::default();
         let mut rate = at(2_000_000);
-        for reading in [900_000_000, 25_000_000, 25_000_000, 24_000_000, 25_100_000] {
-            rate.handle_reading(reading);
+        for bytes_s in [900_000_000, 25_000_000, 25_000_000, 24_000_000, 25_100_000] {
+            rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender: false });
         }
         assert_eq!(rate.bytes_s(), Some(25_000_000));
         assert_eq!(rate.outstanding_bytes(&tuning), 250_000);
-        assert_eq!(rate.window_bytes(&tuning), 1_000_000);
+        assert_eq!(rate.window_bytes(&tuning), 500_000);
     }
 
     #[test]
@@ -235,6 +248,19 @@ mod tests {
             rate.handle_acked(SAMPLE_TIME * (100 + i), 500_000);
         }
         assert_eq!(rate.window_bytes(&tuning), 250_000);
+    }
+
+    #[test]
+    fn a_path_kept_short_can_show_that_it_is_faster() {
+        let mut rate = RateEstimate::default();
+        let mut read = |rate: &mut RateEstimate, bytes_s, limited_by_sender| {
+            (0..READINGS).for_each(|_| rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender }));
+        };
+        read(&mut rate, 5_000_000, false);
+        read(&mut rate, 4_000_000, true);
+        assert_eq!(rate.bytes_s(), Some(5_000_000), "it had little to send");
+        read(&mut rate, 25_000_000, true);
+        assert_eq!(rate.bytes_s(), Some(25_000_000));
     }
 
     #[test]

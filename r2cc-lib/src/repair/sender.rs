@@ -10,8 +10,8 @@ use super::path_end::{Deadline, PathEnd};
 use super::replays::{Replays, Resumption};
 use super::tuning::planted;
 use super::{
-    Cause, Chunk, Forbidden, Frame, Generation, Lane, LaneProgress, MessageSeq, PathEvent, PathId, PathState, Time,
-    Transition, Tuning,
+    Cause, Chunk, DeliveryRate, Forbidden, Frame, Generation, Lane, LaneProgress, MessageSeq, PathEvent, PathId,
+    PathState, Time, Transition, Tuning,
 };
 
 /// What the driver has to do.
@@ -414,14 +414,14 @@ impl Sender {
         Ok(())
     }
 
-    /// The kernel measured the delivery rate of a lane that had bytes outstanding, bytes/s. Returns the bytes
-    /// that it may hold for the lane from now on.
-    pub fn handle_rate(&mut self, now: Time, lane: Lane, bytes_s: u64) -> Option<u64> {
+    /// The kernel measured the delivery rate of a lane that had bytes outstanding. Returns the bytes that it may
+    /// hold for the lane from now on.
+    pub fn handle_rate(&mut self, now: Time, lane: Lane, rate: DeliveryRate) -> Option<u64> {
         let path = self.paths.get_mut(usize::from(lane.path.0))?;
         if path.current != Some(lane.generation) || path.state != PathState::Live {
             return None;
         }
-        path.rate.handle_reading(bytes_s);
+        path.rate.handle_reading(rate);
         Some(path.outstanding_bytes(now, &self.tuning))
     }
 

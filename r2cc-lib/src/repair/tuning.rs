@@ -28,6 +28,8 @@ pub struct Tuning {
     pub window_plenty: u64,
     /// See `window_plenty`.
     pub window_fast: Time,
+    /// Most bytes that may be sent and not taken by a peer whose process is late, where the path asks for less.
+    pub window_late: u64,
     /// Size of a chunk, as time at the path's measured rate.
     pub chunk_time: Time,
     /// Bounds of the chunk size, bytes.
@@ -76,8 +78,9 @@ impl Default for Tuning {
             idle_probe: ms(200),
             window_time: ms(10),
             window_bytes: (32 << 10, 4 << 20),
-            window_plenty: 1 << 20,
-            window_fast: ms(2),
+            window_plenty: 512 << 10,
+            window_fast: Time::from_micros(250),
+            window_late: 1 << 20,
             chunk_time: Time::from_micros(2500),
             chunk_bytes: (16 << 10, 512 << 10),
             chunk_align: 4 << 10,

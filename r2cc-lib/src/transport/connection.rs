@@ -10,7 +10,7 @@ use socket2::{MaybeUninitSlice, MsgHdr, Socket};
 
 use super::handshake::{Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, WELCOME_BYTES};
 use super::socket::{self, KernelProgress};
-use crate::repair::{Chunk, Frame, HEADER_BYTES, Lane, LaneProgress, Time};
+use crate::repair::{Chunk, DeliveryRate, Frame, HEADER_BYTES, Lane, LaneProgress, Time};
 
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
 const GOSSIP_MAX: usize = 256;
@@ -280,16 +280,16 @@ impl Connection {
         Ok(true)
     }
 
-    /// What the kernel says of our outgoing bytes, and the delivery rate that it measured, bytes/s.
-    pub(super) fn progress(&mut self) -> io::Result<(LaneProgress, Option<u64>)> {
-        let KernelProgress { acked, unacked_segments, unsent_bytes, closed, delivery_bytes_s } =
+    /// What the kernel says of our outgoing bytes, and the delivery rate that it measured.
+    pub(super) fn progress(&mut self) -> io::Result<(LaneProgress, Option<DeliveryRate>)> {
+        let KernelProgress { acked, unacked_segments, unsent_bytes, closed, delivery } =
             socket::progress(&self.socket)?;
         let pending = self.has_pending();
         self.unsettled = pending || unacked_segments > 0 || unsent_bytes > 0;
         // A peer whose process does not read is no dead path.
         let outstanding = self.unsettled && !closed;
         let small = !pending && unacked_segments <= 1 && unsent_bytes == 0;
-        Ok((LaneProgress { acked, outstanding, small }, delivery_bytes_s.filter(|_| outstanding)))
+        Ok((LaneProgress { acked, outstanding, small }, delivery.filter(|_| outstanding)))
     }
 
     /// Bounds what the kernel may hold for us, if that differs much from what it was told last.

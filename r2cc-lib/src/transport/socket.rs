@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::repair::DeliveryRate;
+
 /// Bytes the kernel may buffer for a lane; enough for the largest window.
 const BUFFER_BYTES: usize = 4 << 20;
 
@@ -126,8 +128,8 @@ pub(crate) struct KernelProgress {
     /// The other host takes no bytes now, because its process has not read those that it has, and says so: it
     /// answers probes. Nothing is on its way then.
     pub(crate) closed: bool,
-    /// Delivery rate as the kernel measured it last, bytes/s; not while it had nothing to send.
-    pub(crate) delivery_bytes_s: Option<u64>,
+    /// Delivery rate as the kernel measured it last.
+    pub(crate) delivery: Option<DeliveryRate>,
 }
 
 /// Reads `TCP_INFO`.
@@ -148,7 +150,7 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
     // SAFETY: byte 7 is a bit field that libc's struct leaves out as padding; the kernel or `zeroed` wrote it.
     let bits = unsafe { (&raw const info).cast::<u8>().add(7).read() };
     // The lowest bit says that the rate was sampled while there was too little to send.
-    let app_limited = bits & 1 == 1;
+    let limited_by_sender = bits & 1 == 1;
     Ok(KernelProgress {
         acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
         unacked_segments: info.tcpi_unacked,
@@ -158,7 +160,8 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
             && info.tcpi_notsent_bytes > 0
             && info.tcpi_probes == 0
             && info.tcpi_snd_wnd < info.tcpi_snd_mss,
-        delivery_bytes_s: (info.tcpi_delivery_rate > 0 && !app_limited).then_some(info.tcpi_delivery_rate),
+        delivery: (info.tcpi_delivery_rate > 0)
+            .then_some(DeliveryRate { bytes_s: info.tcpi_delivery_rate, limited_by_sender }),
     })
 }
 
