@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_path_kept_short_can_show_that_it_is_faster() {
         let mut rate = RateEstimate::default();
-        let mut read = |rate: &mut RateEstimate, bytes_s, limited_by_sender| {
+        let read = |rate: &mut RateEstimate, bytes_s, limited_by_sender| {
             (0..READINGS).for_each(|_| rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender }));
         };
         read(&mut rate, 5_000_000, false);
