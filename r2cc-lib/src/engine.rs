@@ -29,6 +29,8 @@ const TICK: Time = Time::from_millis(5);
 const IDLE_TICK: Time = Time::from_millis(50);
 /// How long a rank that closes waits for the goodbyes of the others.
 const GOODBYE_TIME: Time = Time::from_secs(2);
+/// How long a goodbye may take to come another way once a rank's control connection has closed.
+const FAREWELL_TIME: Time = Time::from_millis(200);
 /// Control messages remembered for each origin, to pass each on once.
 const SEEN_MAX: usize = 4096;
 
@@ -92,6 +94,8 @@ pub(crate) struct State {
     view_told: String,
     view_due: Option<Time>,
     left: BTreeSet<usize>,
+    /// Ranks whose control connection closed, and when they count as lost unless a goodbye has come.
+    missed: BTreeMap<usize, Time>,
     seen: BTreeMap<usize, BTreeSet<u64>>,
     gossip_number: u64,
     nics_up: Vec<bool>,
@@ -114,6 +118,7 @@ impl State {
             view_told: String::new(),
             view_due: None,
             left: BTreeSet::new(),
+            missed: BTreeMap::new(),
             seen: BTreeMap::new(),
             gossip_number: 0,
             nics_up: vec![true; roster[me].nics.len()],
@@ -244,6 +249,11 @@ impl Engine {
     }
 
     fn check_deadlines(&mut self, at: Time) {
+        self.state.missed.retain(|rank, _| !self.state.left.contains(rank));
+        if let Some((&rank, _)) = self.state.missed.iter().find(|(_, due)| at >= **due) {
+            let node = self.roster[rank].node.clone();
+            self.give_up(at, Failure::RankLost { rank, node });
+        }
         let everybody = self.state.left.len() == self.roster.len();
         let over = self.state.failure.is_some() || everybody;
         if let Some((_, answer)) = self.state.closing.take_if(|(deadline, _)| over || at >= *deadline) {
@@ -298,10 +308,8 @@ impl Engine {
                 match event {
                     MeshEvent::Message(bytes) => self.hear(at, &bytes),
                     MeshEvent::Closed { rank } if self.state.left.contains(&rank) => {}
-                    MeshEvent::Closed { rank } => {
-                        let node = self.roster[rank].node.clone();
-                        self.give_up(at, Failure::RankLost { rank, node });
-                    }
+                    // Its goodbye may be on its way over the data lanes.
+                    MeshEvent::Closed { rank } => drop(self.state.missed.insert(rank, at + FAREWELL_TIME)),
                 }
             }
             if self.state.running.as_ref().is_some_and(|(execution, _)| execution.is_complete())
