@@ -221,7 +221,7 @@ fn run_suite(
         }
     }
     progress.finish();
-    let summary = run::combine(suite, runs).ok_or((Code::Internal, "no run".to_owned()))?;
+    let summary = Summary::of_repeats(suite, runs).ok_or((Code::Internal, "no run".to_owned()))?;
     folder.write_json("summary.json", &summary).map_err(not_ready)?;
     let junit = report::junit(&summary).map_err(|error| (Code::Internal, error.to_string()))?;
     folder.write("junit.xml", junit.as_bytes()).map_err(not_ready)?;

@@ -10,7 +10,6 @@ mod ranks;
 pub use faults::{Cutter, LEASE};
 pub use progress::Progress;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -416,14 +415,4 @@ fn keep(driver: &Mutex<FaultDriver<'_>>, stop: &AtomicBool) -> Result<()> {
         thread::sleep(pace);
     }
     Ok(())
-}
-
-/// Summaries of several repetitions in one.
-pub fn combine(suite: &Suite, runs: Vec<Summary>) -> Option<Summary> {
-    Summary::of_repeats(suite, runs)
-}
-
-/// Environment for reports that have no run.
-pub fn environment() -> BTreeMap<String, String> {
-    environment::describe()
 }
