@@ -32,7 +32,7 @@ use crate::engine::{Command, Engine, State, Status};
 use crate::repair::Tuning;
 use crate::schedule::{RankPlan, barrier, ring_all_reduce, ring_broadcast};
 use crate::topology::{Member, TopologyError, local_nics};
-use crate::transport::{Corruption, Links, LinksError, listen, now};
+use crate::transport::{Corruption, LinksError, RankLinks, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -209,7 +209,8 @@ impl Builder {
         let epoll =
             Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
         let link_bound = self.tuning.link_deadline;
-        let links = Links::new(rank, Arc::clone(&roster), joined.lane_key, self.tuning, Arc::clone(&epoll), listeners)?;
+        let links =
+            RankLinks::new(rank, Arc::clone(&roster), joined.lane_key, self.tuning, Arc::clone(&epoll), listeners)?;
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| io_error("make an eventfd")(e.into()))?);
         let (sender, commands) = channel();

@@ -21,7 +21,7 @@ use crate::pace::PaceWatch;
 use crate::repair::{PathState, Time, Totals, Transition};
 use crate::schedule::RankPlan;
 use crate::topology::{Member, PairOfNics};
-use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, now};
+use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, RankLinks, now};
 
 const WAKE: u64 = 4 << 56;
 const NETLINK: u64 = 5 << 56;
@@ -73,7 +73,7 @@ pub(crate) struct Engine {
     pub(crate) me: usize,
     pub(crate) roster: Arc<Vec<Member>>,
     pub(crate) epoll: Arc<Epoll>,
-    pub(crate) links: Links,
+    pub(crate) links: RankLinks,
     pub(crate) mesh: Mesh,
     pub(crate) nic_watch: NicWatch,
     pub(crate) wake: Arc<EventFd>,
@@ -331,7 +331,7 @@ impl Engine {
                     execution.handle_sent(peer, message);
                 }
             }
-            LinkEvent::Received { peer, message } => {
+            LinkEvent::Received { peer, message, .. } => {
                 if let Some((execution, _)) = &mut self.state.running {
                     execution.handle_received(peer, message);
                 }
@@ -352,7 +352,9 @@ impl Engine {
                 };
                 self.give_up(at, failure);
             }
-            LinkEvent::Gossip(bytes) => self.hear(at, &bytes),
+            LinkEvent::Gossip { bytes, .. } => self.hear(at, &bytes),
+            LinkEvent::Joined { .. } => {}
+            LinkEvent::Broken { peer, error } => tracing::error!(peer, %error, "protocol"),
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use r2cc::transport::handshake::{CHALLENGE_BYTES, Connector, Hello, Key, Purpose};
+use r2cc::transport::handshake::{CHALLENGE_BYTES, Connector, Hello, Key, LinkName, Purpose};
 use r2cc::{Communicator, ReduceOp};
 
 /// Bound of everything that should happen soon; generous, since the machine may be busy.
@@ -57,7 +57,7 @@ impl Stranger {
             Self::WrongSecret => {
                 let mut challenge = [0; CHALLENGE_BYTES];
                 if stream.read_exact(&mut challenge).is_ok() {
-                    let hello = Hello { from: 1, to: 0, purpose: Purpose::Control };
+                    let hello = Hello { name: LinkName { from: 1, to: 0 }, purpose: Purpose::Control };
                     let mut connector = Connector::new(Key::derive(b"another", "r2cc rendezvous", b""), hello);
                     drop(stream.write_all(&connector.handle_challenge(&challenge).unwrap()));
                 }

@@ -7,7 +7,7 @@ use crate::collective::kernel;
 use crate::dtype::{DType, ReduceOp};
 use crate::repair::{MessageSeq, Time};
 use crate::schedule::{Action, Buffer, RankPlan, Span};
-use crate::transport::{Links, LinksError, Sink, Source};
+use crate::transport::{LinksError, RankLinks, Sink, Source};
 
 /// The caller's memory. In place: `input` is `output`.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ impl Execution {
     ///
     /// # Errors
     /// If a peer shares no rail with this rank.
-    pub(crate) fn advance(&mut self, now: Time, links: &mut Links) -> Result<(), LinksError> {
+    pub(crate) fn advance(&mut self, now: Time, links: &mut RankLinks) -> Result<(), LinksError> {
         while let Some(at) = self.copies.iter().position(|i| self.blockers[*i as usize] == 0) {
             if let Some(step) = self.copies.remove(at) {
                 self.copy(step);
@@ -118,7 +118,7 @@ impl Execution {
         for peer in self.receives.keys().copied().collect::<Vec<_>>() {
             while let Some(step) = Self::next_ready(&mut self.receives, peer, &self.blockers) {
                 let sink = self.sink(step);
-                let message = links.post_recv(now, peer, sink)?;
+                let message = links.post_recv(peer, sink)?;
                 Self::note(&mut self.receives, peer, message, step);
             }
         }

@@ -13,7 +13,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use super::mesh::{MESSAGE_MAX, Mesh};
 use crate::topology::Member;
 use crate::transport::handshake::{
-    Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, HandshakeError, Hello, Key, Purpose, WELCOME_BYTES, nonce,
+    Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, HandshakeError, Hello, Key, LinkName, Purpose, WELCOME_BYTES,
+    nonce,
 };
 
 /// Longest that a stranger may take for the handshake.
@@ -236,16 +237,16 @@ fn objection(from: usize, join: &Join, world: usize, members: &[Option<Member>])
 fn greet(socket: Socket, key: &Key) -> io::Result<(usize, Join, Socket)> {
     let deadline = Instant::now() + GREETING_TIME;
     socket.set_nonblocking(false)?;
-    let acceptor = Acceptor::new(key.clone())?;
+    let acceptor = Acceptor::new()?;
     write_all(&socket, &acceptor.challenge(), deadline)?;
     let hello: [u8; HELLO_BYTES] = read_exact(&socket, deadline)?;
-    let (hello, welcome) = acceptor.handle_hello(&hello).map_err(io::Error::other)?;
-    if hello.purpose != Purpose::Control || hello.to != 0 {
+    let (hello, welcome) = acceptor.handle_hello(&hello, |_| Some(key.clone())).map_err(io::Error::other)?;
+    if hello.purpose != Purpose::Control || hello.name.to != 0 {
         return Err(io::Error::other(HandshakeError::Purpose));
     }
     write_all(&socket, &welcome, deadline)?;
     let join: Join = receive(&socket, deadline)?;
-    Ok((hello.from as usize, join, socket))
+    Ok((hello.name.from as usize, join, socket))
 }
 
 fn ask(addr: SocketAddr, key: &Key, world: usize, me: &Member, deadline: Instant) -> io::Result<(Answer, Socket)> {
@@ -254,7 +255,7 @@ fn ask(addr: SocketAddr, key: &Key, world: usize, me: &Member, deadline: Instant
     socket.connect_timeout(&addr.into(), left.min(Duration::from_secs(1)))?;
     socket.set_nonblocking(false)?;
     let greeting = deadline.min(Instant::now() + GREETING_TIME);
-    let hello = Hello { from: me.rank as u32, to: 0, purpose: Purpose::Control };
+    let hello = Hello { name: LinkName { from: me.rank as u32, to: 0 }, purpose: Purpose::Control };
     let mut connector = Connector::new(key.clone(), hello);
     let challenge: [u8; CHALLENGE_BYTES] = read_exact(&socket, greeting)?;
     write_all(&socket, &connector.handle_challenge(&challenge).map_err(io::Error::other)?, greeting)?;

@@ -129,6 +129,11 @@ impl Receiver {
         self.first + self.posted.len() as u64
     }
 
+    /// Whether a posted receive has not landed yet.
+    pub fn is_busy(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     /// Chunks that arrived again.
     pub fn duplicates(&self) -> u64 {
         self.duplicates

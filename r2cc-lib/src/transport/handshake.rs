@@ -72,13 +72,20 @@ pub enum Purpose {
     Data(Lane),
 }
 
+/// What the two ends of a link call it: numbers of ranks in the native engine, drawn at random elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkName {
+    /// The connecting end.
+    pub from: u32,
+    /// The accepting end.
+    pub to: u32,
+}
+
 /// Who connects, to whom, for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Connecting rank.
-    pub from: u32,
-    /// Accepting rank.
-    pub to: u32,
+    /// The two ends.
+    pub name: LinkName,
     /// What for.
     pub purpose: Purpose,
 }
@@ -91,8 +98,8 @@ impl Hello {
         };
         let mut out = [0; FIELD_BYTES];
         out[0] = kind;
-        out[1..5].copy_from_slice(&self.from.to_le_bytes());
-        out[5..9].copy_from_slice(&self.to.to_le_bytes());
+        out[1..5].copy_from_slice(&self.name.from.to_le_bytes());
+        out[5..9].copy_from_slice(&self.name.to.to_le_bytes());
         out[9..11].copy_from_slice(&lane.path.0.to_le_bytes());
         out[11..15].copy_from_slice(&lane.generation.0.to_le_bytes());
         out
@@ -107,7 +114,7 @@ impl Hello {
             1 => Purpose::Data(lane),
             _ => return None,
         };
-        Some(Self { from: word(1)?, to: word(5)?, purpose })
+        Some(Self { name: LinkName { from: word(1)?, to: word(5)? }, purpose })
     }
 }
 
@@ -128,6 +135,9 @@ pub enum HandshakeError {
     /// The proof is wrong.
     #[error("wrong job secret; hint: every rank needs the same secret")]
     Secret,
+    /// A link that is not here, or not any more.
+    #[error("no link {0:?} ends here")]
+    Unknown(LinkName),
     /// Unknown purpose.
     #[error("unknown purpose of a connection")]
     Purpose,
@@ -152,7 +162,6 @@ fn head(out: &mut [u8]) {
 /// The accepting side.
 #[derive(Debug)]
 pub struct Acceptor {
-    key: Key,
     nonce: [u8; NONCE_BYTES],
 }
 
@@ -161,8 +170,8 @@ impl Acceptor {
     ///
     /// # Errors
     /// If the system has no randomness to give.
-    pub fn new(key: Key) -> std::io::Result<Self> {
-        Ok(Self { key, nonce: nonce()? })
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { nonce: nonce()? })
     }
 
     /// First message.
@@ -173,19 +182,25 @@ impl Acceptor {
         out
     }
 
-    /// Reads the connector's message; returns what it wants and the answer.
+    /// Reads the connector's message; returns what it wants and the answer. `key_of` is asked for the key of the
+    /// link that the connector names, before its proof is checked.
     ///
     /// # Errors
     /// If the connector is not one of us.
-    pub fn handle_hello(&self, bytes: &[u8; HELLO_BYTES]) -> Result<(Hello, [u8; WELCOME_BYTES]), HandshakeError> {
+    pub fn handle_hello(
+        &self,
+        bytes: &[u8; HELLO_BYTES],
+        key_of: impl FnOnce(LinkName) -> Option<Key>,
+    ) -> Result<(Hello, [u8; WELCOME_BYTES]), HandshakeError> {
         read_head(bytes)?;
         let (body, proof) = bytes.split_at(HELLO_BYTES - MAC_BYTES);
-        let mut expected = keyed(&self.key.0, "hello");
+        let hello = Hello::decode(&body[6..6 + FIELD_BYTES]).ok_or(HandshakeError::Purpose)?;
+        let key = key_of(hello.name).ok_or(HandshakeError::Unknown(hello.name))?;
+        let mut expected = keyed(&key.0, "hello");
         expected.update(&self.nonce);
         expected.update(body);
         expected.verify_slice(proof).map_err(|_| HandshakeError::Secret)?;
-        let hello = Hello::decode(&body[6..6 + FIELD_BYTES]).ok_or(HandshakeError::Purpose)?;
-        Ok((hello, mac(&self.key.0, "welcome", &[&self.nonce, body])))
+        Ok((hello, mac(&key.0, "welcome", &[&self.nonce, body])))
     }
 }
 
@@ -240,16 +255,16 @@ mod tests {
 
     fn lane_hello() -> Hello {
         let lane = Lane { path: PathId(2), generation: Generation(7) };
-        Hello { from: 3, to: 5, purpose: Purpose::Data(lane) }
+        Hello { name: LinkName { from: 3, to: 5 }, purpose: Purpose::Data(lane) }
     }
 
     #[test]
     fn both_sides_agree_with_the_same_key() {
         let key = Key::derive(b"secret", "job", b"1");
-        let acceptor = Acceptor::new(key.clone()).unwrap();
-        let mut connector = Connector::new(key, lane_hello());
+        let acceptor = Acceptor::new().unwrap();
+        let mut connector = Connector::new(key.clone(), lane_hello());
         let hello = connector.handle_challenge(&acceptor.challenge()).unwrap();
-        let (seen, welcome) = acceptor.handle_hello(&hello).unwrap();
+        let (seen, welcome) = acceptor.handle_hello(&hello, |_| Some(key)).unwrap();
         assert_eq!(seen, lane_hello());
         connector.handle_welcome(&welcome).unwrap();
     }
@@ -257,27 +272,29 @@ mod tests {
     #[test]
     fn another_key_a_changed_field_or_a_replayed_hello_is_refused() {
         let key = Key::derive(b"secret", "job", b"1");
-        let acceptor = Acceptor::new(key.clone()).unwrap();
+        let acceptor = Acceptor::new().unwrap();
+        let known = |name| (name == lane_hello().name).then(|| key.clone());
         let mut stranger = Connector::new(Key::derive(b"other", "job", b"1"), lane_hello());
         let hello = stranger.handle_challenge(&acceptor.challenge()).unwrap();
-        assert_eq!(acceptor.handle_hello(&hello).unwrap_err(), HandshakeError::Secret);
+        assert_eq!(acceptor.handle_hello(&hello, known).unwrap_err(), HandshakeError::Secret);
         let mut friend = Connector::new(key.clone(), lane_hello());
         let good = friend.handle_challenge(&acceptor.challenge()).unwrap();
         let mut changed = good;
         changed[8] ^= 1;
-        assert_eq!(acceptor.handle_hello(&changed).unwrap_err(), HandshakeError::Secret);
-        let later = Acceptor::new(key).unwrap();
-        assert_eq!(later.handle_hello(&good).unwrap_err(), HandshakeError::Secret);
+        assert_eq!(acceptor.handle_hello(&changed, |_| known(lane_hello().name)).unwrap_err(), HandshakeError::Secret);
+        assert!(matches!(acceptor.handle_hello(&changed, known), Err(HandshakeError::Unknown(_))));
+        let later = Acceptor::new().unwrap();
+        assert_eq!(later.handle_hello(&good, known).unwrap_err(), HandshakeError::Secret);
         assert_eq!(friend.handle_welcome(&[0; 32]).unwrap_err(), HandshakeError::Secret);
     }
 
     #[test]
     fn garbage_and_other_versions_are_named() {
-        let acceptor = Acceptor::new(Key::derive(b"secret", "job", b"1")).unwrap();
-        assert_eq!(acceptor.handle_hello(&[0x47; HELLO_BYTES]).unwrap_err(), HandshakeError::NotR2cc);
+        let acceptor = Acceptor::new().unwrap();
+        assert_eq!(acceptor.handle_hello(&[0x47; HELLO_BYTES], |_| None).unwrap_err(), HandshakeError::NotR2cc);
         let mut old = [0; HELLO_BYTES];
         head(&mut old);
         old[4] = 9;
-        assert_eq!(acceptor.handle_hello(&old).unwrap_err(), HandshakeError::Version { theirs: 9, ours: 1 });
+        assert_eq!(acceptor.handle_hello(&old, |_| None).unwrap_err(), HandshakeError::Version { theirs: 9, ours: 1 });
     }
 }

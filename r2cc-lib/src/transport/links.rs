@@ -1,5 +1,6 @@
-//! All TCP links of one rank, driven on one thread. Owns sockets and the memory map of posted messages;
-//! decides nothing about paths (that is [`Sender`]'s) and nothing about what messages mean.
+//! The TCP links of one driver thread. Owns sockets and the memory map of posted messages; decides nothing
+//! about paths (that is [`Sender`]'s) and nothing about what messages mean. A link is added and closed at any
+//! time; its owner calls its other end by a number of its own, the *peer*.
 //!
 //! Call order: `post_*` and `handle_*`, then [`Links::flush`], then [`Links::poll_event`] until it is empty.
 
@@ -15,12 +16,13 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use socket2::Socket;
 
 use super::connection::Connection;
-use super::handshake::Key;
+use super::handshake::{Key, LinkName};
 use super::placement::{Corruption, Sink, Source};
 use crate::repair::{
-    Cause, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, Sender, Time, Totals, Transition, Tuning,
+    Cause, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, ReceiverError, Sender, Time, Totals, Transition,
+    Tuning,
 };
-use crate::topology::{Member, PairOfNics, paths};
+use crate::topology::{Nic, PairOfNics};
 
 /// Longest that a connection may take to say what it is for.
 const ACCEPT_TIME: Time = Time::from_secs(1);
@@ -28,6 +30,8 @@ const ACCEPT_TIME: Time = Time::from_secs(1);
 const CONNECT_TIME: Time = Time::from_millis(200);
 /// Connections that have not yet said what they are for; more are refused.
 const PENDING_MAX: usize = 256;
+/// Paths that an incoming link may have; connections of others are refused.
+const PATHS_MAX: u16 = 256;
 
 const LISTENER: u64 = 1 << 56;
 const CONNECTION: u64 = 2 << 56;
@@ -38,21 +42,35 @@ const INDEX: u64 = (1 << 56) - 1;
 pub enum LinkEvent {
     /// The message's buffer may be reused.
     Sent {
-        /// Receiving rank.
+        /// The receiving end.
         peer: usize,
         /// Which message of the link.
         message: MessageSeq,
     },
     /// The message has landed and has been applied.
     Received {
-        /// Sending rank.
+        /// The sending end.
         peer: usize,
         /// Which message of the link.
         message: MessageSeq,
+        /// Its length as the sender stated it; at most what was posted.
+        bytes: u64,
+    },
+    /// The first connection of an incoming link is open, or the first again after it had none.
+    Joined {
+        /// The sending end.
+        peer: usize,
+    },
+    /// The other end of an incoming link breaks the protocol, and will do so again.
+    Broken {
+        /// The sending end.
+        peer: usize,
+        /// What it did.
+        error: ReceiverError,
     },
     /// A path of an outgoing link changed its state.
     Path {
-        /// Receiving rank.
+        /// The receiving end.
         peer: usize,
         /// The path.
         pair: PairOfNics,
@@ -61,7 +79,7 @@ pub enum LinkEvent {
     },
     /// The first bytes that a lost path owed have arrived over another.
     Resumed {
-        /// Receiving rank.
+        /// The receiving end.
         peer: usize,
         /// The path that was lost.
         pair: PairOfNics,
@@ -70,16 +88,21 @@ pub enum LinkEvent {
     },
     /// An outgoing link has had no live path for the bound.
     Dead {
-        /// Receiving rank.
+        /// The receiving end.
         peer: usize,
         /// When the last one was lost.
         since: Time,
     },
     /// A control message came in over a data lane.
-    Gossip(Vec<u8>),
+    Gossip {
+        /// The other end of the link.
+        peer: usize,
+        /// What it says.
+        bytes: Vec<u8>,
+    },
 }
 
-/// The memory map of a link's messages does not fit what was asked.
+/// A link cannot be made, or is not there.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
     /// No rail in common.
@@ -89,6 +112,24 @@ pub enum LinksError {
         me: usize,
         /// The other.
         peer: usize,
+    },
+    /// No such link, or one that has been closed.
+    #[error("no link on side {side:?} has the number {peer}")]
+    Unknown {
+        /// Which end was meant.
+        side: Side,
+        /// The number.
+        peer: usize,
+    },
+    /// Two links with one number or one name.
+    #[error("a link {name:?} on side {side:?}, number {peer}, is there already")]
+    Taken {
+        /// Which end was meant.
+        side: Side,
+        /// The number.
+        peer: usize,
+        /// The name.
+        name: LinkName,
     },
     /// The kernel refused.
     #[error("{what}: {source}")]
@@ -112,7 +153,7 @@ pub enum Side {
 /// State of an outgoing link for a status page.
 #[derive(Clone, Debug)]
 pub struct LinkStatus {
-    /// Receiving rank.
+    /// The receiving end.
     pub peer: usize,
     /// Its paths.
     pub paths: Vec<(PairOfNics, PathReport)>,
@@ -161,7 +202,10 @@ impl<T> Posted<T> {
 #[derive(Debug)]
 struct Link {
     peer: usize,
-    pairs: Vec<PairOfNics>,
+    name: LinkName,
+    key: Key,
+    /// Given for an outgoing link, learnt from its connections for an incoming one.
+    pairs: BTreeMap<PathId, PairOfNics>,
     end: End,
     /// Connections by lane, from the moment they are asked for or accepted.
     lanes: BTreeMap<Lane, u64>,
@@ -188,47 +232,39 @@ impl Damage {
     }
 }
 
-/// Every link of a rank.
+/// Every link of one driver thread.
 #[derive(Debug)]
 pub struct Links {
-    me: usize,
-    roster: Arc<Vec<Member>>,
-    key: Key,
+    nics: Vec<Nic>,
     tuning: Arc<Tuning>,
     epoll: Arc<Epoll>,
     listeners: Vec<Socket>,
     connections: HashMap<u64, Connection>,
     next_id: u64,
     pending: usize,
+    /// Slots; one whose link was closed is used again.
     links: Vec<Link>,
+    vacant: Vec<usize>,
     send_to: BTreeMap<usize, usize>,
     recv_from: BTreeMap<usize, usize>,
+    incoming: BTreeMap<LinkName, usize>,
     events: VecDeque<LinkEvent>,
     damage: Option<Damage>,
     refused: u64,
 }
 
 impl Links {
-    /// Links of rank `me` of `roster`; `listeners` are non-blocking and listed in the roster.
+    /// No links yet. `nics` are the local NICs that pairs refer to; `listeners` are non-blocking.
     ///
     /// # Errors
     /// If a listener cannot be watched.
-    pub fn new(
-        me: usize,
-        roster: Arc<Vec<Member>>,
-        key: Key,
-        tuning: Tuning,
-        epoll: Arc<Epoll>,
-        listeners: Vec<Socket>,
-    ) -> Result<Self, LinksError> {
+    pub fn new(nics: Vec<Nic>, tuning: Tuning, epoll: Arc<Epoll>, listeners: Vec<Socket>) -> Result<Self, LinksError> {
         for (i, listener) in listeners.iter().enumerate() {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER | i as u64);
             epoll.add(listener, event).map_err(|e| LinksError::Io { what: "watch a listener", source: e.into() })?;
         }
         Ok(Self {
-            me,
-            roster,
-            key,
+            nics,
             tuning: Arc::new(tuning),
             epoll,
             listeners,
@@ -236,8 +272,10 @@ impl Links {
             next_id: 0,
             pending: 0,
             links: Vec::new(),
+            vacant: Vec::new(),
             send_to: BTreeMap::new(),
             recv_from: BTreeMap::new(),
+            incoming: BTreeMap::new(),
             events: VecDeque::new(),
             damage: None,
             refused: 0,
@@ -249,39 +287,92 @@ impl Links {
         matches!(token & !INDEX, LISTENER | CONNECTION)
     }
 
-    fn link(&mut self, side: Side, peer: usize, now: Time) -> Result<usize, LinksError> {
+    fn find(&self, side: Side, peer: usize) -> Result<usize, LinksError> {
         let known = if side == Side::Send { &self.send_to } else { &self.recv_from };
-        if let Some(&at) = known.get(&peer) {
-            return Ok(at);
-        }
-        let (me, roster) = (&self.roster[self.me], &self.roster);
-        let pairs = if side == Side::Send { paths(me, &roster[peer]) } else { paths(&roster[peer], me) };
-        if pairs.is_empty() {
-            return Err(LinksError::NoPath { me: self.me, peer });
-        }
-        let end = match side {
-            Side::Send => End::Send(Box::new(Sender::new(Arc::clone(&self.tuning), pairs.len(), now)), Posted::new()),
-            Side::Recv => End::Recv(Receiver::new(Arc::clone(&self.tuning)), Posted::new()),
-        };
-        let at = self.links.len();
-        self.links.push(Link { peer, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true });
-        if side == Side::Send {
-            self.send_to.insert(peer, at)
-        } else {
-            self.recv_from.insert(peer, at)
-        };
-        Ok(at)
+        known.get(&peer).copied().ok_or(LinksError::Unknown { side, peer })
     }
 
-    /// Opens the outgoing link to `peer` if there is none yet.
+    /// Whether there is such a link.
+    pub fn has(&self, side: Side, peer: usize) -> bool {
+        self.find(side, peer).is_ok()
+    }
+
+    /// Adds an outgoing link and starts to connect on each pair of NICs: path `i` is the `i`-th pair.
     ///
     /// # Errors
-    /// If the two have no rail in common.
-    pub fn open(&mut self, now: Time, peer: usize) -> Result<(), LinksError> {
-        self.link(Side::Send, peer, now).map(|_| ())
+    /// If there is an outgoing link of that number.
+    pub fn add_outgoing(
+        &mut self,
+        now: Time,
+        peer: usize,
+        name: LinkName,
+        key: Key,
+        pairs: Vec<PairOfNics>,
+    ) -> Result<(), LinksError> {
+        if self.send_to.contains_key(&peer) {
+            return Err(LinksError::Taken { side: Side::Send, peer, name });
+        }
+        let end = End::Send(Box::new(Sender::new(Arc::clone(&self.tuning), pairs.len(), now)), Posted::new());
+        let pairs = pairs.into_iter().enumerate().map(|(i, pair)| (PathId(i as u16), pair)).collect();
+        let link = Link { peer, name, key, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true };
+        let at = self.place(link);
+        self.send_to.insert(peer, at);
+        Ok(())
     }
 
-    /// Whether the outgoing link to `peer` has all its paths in service.
+    /// Adds an incoming link: connections that state its name and prove its key belong to it.
+    ///
+    /// # Errors
+    /// If there is an incoming link of that number or name.
+    pub fn add_incoming(&mut self, peer: usize, name: LinkName, key: Key) -> Result<(), LinksError> {
+        if self.recv_from.contains_key(&peer) || self.incoming.contains_key(&name) {
+            return Err(LinksError::Taken { side: Side::Recv, peer, name });
+        }
+        let end = End::Recv(Receiver::new(Arc::clone(&self.tuning)), Posted::new());
+        let (pairs, lanes) = (BTreeMap::new(), BTreeMap::new());
+        let at = self.place(Link { peer, name, key, pairs, end, lanes, left: false, dirty: true });
+        self.recv_from.insert(peer, at);
+        self.incoming.insert(name, at);
+        Ok(())
+    }
+
+    fn place(&mut self, link: Link) -> usize {
+        match self.vacant.pop() {
+            Some(at) => {
+                self.links[at] = link;
+                at
+            }
+            None => {
+                self.links.push(link);
+                self.links.len() - 1
+            }
+        }
+    }
+
+    /// Takes a link away: its connections are closed, and the memory of its messages is not touched again.
+    pub fn close_link(&mut self, side: Side, peer: usize) {
+        let known = if side == Side::Send { &mut self.send_to } else { &mut self.recv_from };
+        let Some(at) = known.remove(&peer) else { return };
+        if side == Side::Recv {
+            self.incoming.remove(&self.links[at].name);
+        }
+        self.retire(at);
+        self.vacant.push(at);
+    }
+
+    /// Closes the connections of a link for good.
+    fn retire(&mut self, at: usize) {
+        let link = &mut self.links[at];
+        link.left = true;
+        match &mut link.end {
+            End::Send(_, posted) => *posted = Posted::new(),
+            End::Recv(_, posted) => *posted = Posted::new(),
+        }
+        let ids: Vec<u64> = std::mem::take(&mut link.lanes).into_values().collect();
+        ids.into_iter().for_each(|id| drop(self.take(id)));
+    }
+
+    /// Whether an outgoing link has all its paths in service.
     pub fn is_whole(&self, peer: usize) -> bool {
         self.send_to.get(&peer).is_some_and(|at| match &self.links[*at].end {
             End::Send(sender, _) => sender.path_reports().all(|p| p.state == PathState::Live),
@@ -289,12 +380,31 @@ impl Links {
         })
     }
 
-    /// Posts a message to `peer`.
+    /// Whether nothing is owed on a link: every message sent is acknowledged, every receive posted has landed.
+    pub fn is_idle(&self, side: Side, peer: usize) -> bool {
+        self.find(side, peer).is_ok_and(|at| match &self.links[at].end {
+            End::Send(sender, _) => !sender.is_busy(),
+            End::Recv(receiver, _) => !receiver.is_busy(),
+        })
+    }
+
+    /// Connections of a link that are open or being made.
+    pub fn lane_count(&self, side: Side, peer: usize) -> usize {
+        self.find(side, peer).map_or(0, |at| self.links[at].lanes.len())
+    }
+
+    /// Whether bytes of a link wait for room in a socket.
+    pub fn has_unwritten(&self, side: Side, peer: usize) -> bool {
+        let ids = self.find(side, peer).map(|at| self.links[at].lanes.values());
+        ids.is_ok_and(|mut ids| ids.any(|id| self.connections.get(id).is_some_and(Connection::has_pending)))
+    }
+
+    /// Posts a message.
     ///
     /// # Errors
-    /// If the two have no rail in common.
-    pub fn post_send(&mut self, now: Time, peer: usize, source: Source) -> Result<MessageSeq, LinksError> {
-        let at = self.link(Side::Send, peer, now)?;
+    /// If there is no such outgoing link.
+    pub fn post_send(&mut self, peer: usize, source: Source) -> Result<MessageSeq, LinksError> {
+        let at = self.find(Side::Send, peer)?;
         let link = &mut self.links[at];
         link.dirty = true;
         match &mut link.end {
@@ -306,12 +416,12 @@ impl Links {
         }
     }
 
-    /// Posts a receive from `peer`.
+    /// Posts a receive.
     ///
     /// # Errors
-    /// If the two have no rail in common.
-    pub fn post_recv(&mut self, now: Time, peer: usize, sink: Sink) -> Result<MessageSeq, LinksError> {
-        let at = self.link(Side::Recv, peer, now)?;
+    /// If there is no such incoming link.
+    pub fn post_recv(&mut self, peer: usize, sink: Sink) -> Result<MessageSeq, LinksError> {
+        let at = self.find(Side::Recv, peer)?;
         let link = &mut self.links[at];
         link.dirty = true;
         match &mut link.end {
@@ -355,27 +465,24 @@ impl Links {
 
     /// State of every outgoing link.
     pub fn status(&self) -> Vec<LinkStatus> {
-        let outgoing = self.links.iter().filter_map(|link| match &link.end {
+        let outgoing = self.send_to.values().map(|at| &self.links[*at]).filter_map(|link| match &link.end {
             End::Send(sender, _) => Some((link, sender)),
             End::Recv(..) => None,
         });
         outgoing
             .map(|(link, sender)| LinkStatus {
                 peer: link.peer,
-                paths: link.pairs.iter().cloned().zip(sender.path_reports()).collect(),
+                paths: link.pairs.values().cloned().zip(sender.path_reports()).collect(),
             })
             .collect()
     }
 
     /// A local NIC lost or regained its carrier or address.
     pub fn handle_nic(&mut self, now: Time, nic: usize, up: bool) {
-        for at in 0..self.links.len() {
-            let link = &mut self.links[at];
-            let concerned = |p: &PairOfNics, send: bool| (if send { p.from_nic } else { p.to_nic }) == Some(nic);
+        for link in self.links.iter_mut().filter(|link| !link.left) {
             let send = matches!(link.end, End::Send(..));
-            let hit: Vec<PathId> =
-                (0..link.pairs.len()).filter(|i| concerned(&link.pairs[*i], send)).map(|i| PathId(i as u16)).collect();
-            for path in hit {
+            let concerned = |p: &PairOfNics| (if send { p.from_nic } else { p.to_nic }) == Some(nic);
+            for path in link.pairs.iter().filter(|(_, pair)| concerned(pair)).map(|(path, _)| *path) {
                 match &mut link.end {
                     End::Send(sender, _) => {
                         if let Err(error) = sender.handle_nic(now, path, up) {
@@ -392,45 +499,42 @@ impl Links {
 
     /// Somebody reports trouble on a rail (a subnet): probe our paths on it.
     pub fn handle_doubt(&mut self, rail: std::net::Ipv4Addr) {
-        let me = &self.roster[self.me];
-        for link in &mut self.links {
+        for link in self.links.iter_mut().filter(|link| !link.left) {
             let End::Send(sender, _) = &mut link.end else { continue };
-            for (i, pair) in link.pairs.iter().enumerate() {
-                if pair.from_nic.is_some_and(|nic| me.nics[nic].subnet() == rail) {
-                    sender.handle_doubt(PathId(i as u16));
+            for (path, pair) in &link.pairs {
+                if pair.from_nic.is_some_and(|nic| self.nics[nic].subnet() == rail) {
+                    sender.handle_doubt(*path);
                     link.dirty = true;
                 }
-            }
-        }
-    }
-
-    /// The peer has left in good order: its links need no repair any more.
-    pub fn handle_left(&mut self, peer: usize) {
-        for at in 0..self.links.len() {
-            if self.links[at].peer == peer {
-                self.links[at].left = true;
-                let ids: Vec<u64> = std::mem::take(&mut self.links[at].lanes).into_values().collect();
-                ids.into_iter().for_each(|id| drop(self.take(id)));
             }
         }
     }
 
     /// Closes everything: no memory of a caller is touched from here on.
     pub fn abandon(&mut self) {
-        let peers: Vec<usize> = self.links.iter().map(|link| link.peer).collect();
-        peers.into_iter().for_each(|peer| self.handle_left(peer));
+        (0..self.links.len()).for_each(|at| self.retire(at));
+    }
+
+    /// Sends a control message over every open lane of one link.
+    pub fn tell(&mut self, side: Side, peer: usize, message: &Arc<[u8]>) {
+        if let Ok(at) = self.find(side, peer) {
+            self.tell_link(at, message);
+        }
     }
 
     /// Sends a control message over every open lane.
     pub fn gossip(&mut self, message: &Arc<[u8]>) {
-        for link in &mut self.links {
-            for id in link.lanes.values() {
-                if let Some(connection) = self.connections.get_mut(id)
-                    && connection.is_open()
-                {
-                    connection.queue_gossip(message);
-                    link.dirty = true;
-                }
+        (0..self.links.len()).for_each(|at| self.tell_link(at, message));
+    }
+
+    fn tell_link(&mut self, at: usize, message: &Arc<[u8]>) {
+        let link = &mut self.links[at];
+        for id in link.lanes.values() {
+            if let Some(connection) = self.connections.get_mut(id)
+                && connection.is_open()
+            {
+                connection.queue_gossip(message);
+                link.dirty = true;
             }
         }
     }

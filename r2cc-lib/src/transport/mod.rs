@@ -1,15 +1,18 @@
-//! Drivers of [`crate::repair`]: they move the bytes. [`Links`] drives all TCP links of a rank on one thread.
+//! Drivers of [`crate::repair`]: they move the bytes. [`Links`] drives TCP links on one thread.
 
 mod connection;
 pub mod handshake;
 mod links;
 mod placement;
+mod rank_links;
 mod socket;
 
 pub use links::{LinkEvent, LinkStatus, Links, LinksError, Side};
 pub use placement::{Corruption, Sink, Source};
 
-pub(crate) use socket::{connect, listen, prepare};
+pub(crate) use rank_links::RankLinks;
+pub use socket::listen;
+pub(crate) use socket::{connect, prepare};
 
 /// CLOCK_MONOTONIC, the clock of the machines, the event files and the injector.
 pub fn now() -> crate::repair::Time {

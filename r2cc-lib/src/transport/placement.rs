@@ -51,7 +51,8 @@ struct Reduction {
 pub struct Sink {
     dst: *mut u8,
     bytes: usize,
-    dtype: DType,
+    /// Of bytes without a type, none.
+    dtype: Option<DType>,
     reduction: Option<Reduction>,
 }
 
@@ -64,7 +65,15 @@ impl Sink {
     /// # Safety
     /// The memory must stay valid, and nobody else may touch it, until the message has landed or its link is dropped.
     pub unsafe fn copy(dst: *mut u8, bytes: usize, dtype: DType) -> Self {
-        Self { dst, bytes, dtype, reduction: None }
+        Self { dst, bytes, dtype: Some(dtype), reduction: None }
+    }
+
+    /// Incoming bytes, of whatever they are made, replace what is at `dst`.
+    ///
+    /// # Safety
+    /// As for [`Sink::copy`].
+    pub unsafe fn raw(dst: *mut u8, bytes: usize) -> Self {
+        Self { dst, bytes, dtype: None, reduction: None }
     }
 
     /// `dst = operand op incoming`; `finish_world`: this completes the elements of a collective of that many ranks.
@@ -79,7 +88,7 @@ impl Sink {
         operand: *const u8,
         finish_world: Option<usize>,
     ) -> Self {
-        Self { dst, bytes, dtype, reduction: Some(Reduction { op, operand, finish_world }) }
+        Self { dst, bytes, dtype: Some(dtype), reduction: Some(Reduction { op, operand, finish_world }) }
     }
 
     /// Length, bytes.
@@ -87,8 +96,8 @@ impl Sink {
         self.bytes
     }
 
-    /// Type of its elements.
-    pub(super) fn dtype(&self) -> DType {
+    /// Type of its elements, if they have one.
+    pub(super) fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
@@ -99,7 +108,7 @@ impl Sink {
 
     /// Whether the chunk lies inside and on element bounds.
     pub(super) fn accepts(&self, chunk: &Chunk) -> bool {
-        let size = self.dtype.size_bytes() as u64;
+        let size = self.dtype.map_or(1, DType::size_bytes) as u64;
         let end = chunk.offset.saturating_add(u64::from(chunk.len));
         end <= self.bytes as u64 && chunk.offset.is_multiple_of(size) && u64::from(chunk.len).is_multiple_of(size)
     }
@@ -114,7 +123,7 @@ impl Sink {
     /// Applies a whole chunk that was read into `incoming`.
     pub(super) fn apply(&mut self, chunk: &Chunk, incoming: &[u8]) {
         let (dtype, dst_ptr) = (self.dtype, self.dst.cast_const());
-        let Some(reduction) = self.reduction else {
+        let (Some(reduction), Some(dtype)) = (self.reduction, dtype) else {
             self.place(chunk).copy_from_slice(incoming);
             return;
         };
@@ -146,8 +155,8 @@ pub struct Corruption {
 
 impl Corruption {
     /// Damages the element at byte `at` of received bytes.
-    pub(super) fn apply(self, dtype: DType, at: usize, bytes: &mut [u8]) {
-        let size = dtype.size_bytes();
+    pub(super) fn apply(self, dtype: Option<DType>, at: usize, bytes: &mut [u8]) {
+        let size = dtype.map_or(1, DType::size_bytes);
         let start = at / size * size;
         let element = &mut bytes[start..start + size];
         if !self.nan {
@@ -155,11 +164,11 @@ impl Corruption {
             return;
         }
         match dtype {
-            DType::F32 => element.copy_from_slice(&f32::NAN.to_le_bytes()),
-            DType::F64 => element.copy_from_slice(&f64::NAN.to_le_bytes()),
-            DType::F16 => element.copy_from_slice(&half::f16::NAN.to_le_bytes()),
-            DType::BF16 => element.copy_from_slice(&half::bf16::NAN.to_le_bytes()),
-            DType::I32 | DType::I64 | DType::U32 | DType::U64 => element.iter_mut().for_each(|b| *b = !*b),
+            Some(DType::F32) => element.copy_from_slice(&f32::NAN.to_le_bytes()),
+            Some(DType::F64) => element.copy_from_slice(&f64::NAN.to_le_bytes()),
+            Some(DType::F16) => element.copy_from_slice(&half::f16::NAN.to_le_bytes()),
+            Some(DType::BF16) => element.copy_from_slice(&half::bf16::NAN.to_le_bytes()),
+            Some(DType::I32 | DType::I64 | DType::U32 | DType::U64) | None => element.iter_mut().for_each(|b| *b = !*b),
         }
     }
 }

@@ -16,7 +16,7 @@ const BUFFER_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// If the address is not local or the port is taken.
-pub(crate) fn listen(addr: SocketAddrV4) -> io::Result<Socket> {
+pub fn listen(addr: SocketAddrV4) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.bind(&addr.into())?;

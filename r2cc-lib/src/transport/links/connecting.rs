@@ -10,7 +10,7 @@ use super::{ACCEPT_TIME, CONNECT_TIME, CONNECTION, Cause, End, Lane, Links, PEND
 impl Links {
     pub(super) fn accept(&mut self, now: Time, listener: usize) {
         while let Ok((socket, _)) = self.listeners[listener].accept() {
-            let acceptor = Acceptor::new(self.key.clone());
+            let acceptor = Acceptor::new();
             if self.pending >= PENDING_MAX || prepare(&socket).is_err() {
                 self.refused += 1;
                 continue;
@@ -80,11 +80,13 @@ impl Links {
 
     pub(super) fn connect(&mut self, now: Time, at: usize, lane: Lane) {
         let link = &self.links[at];
-        let pair = &link.pairs[usize::from(lane.path.0)];
-        let device = pair.from_nic.map(|nic| self.roster[self.me].nics[nic].name.as_str());
-        let hello = Hello { from: self.me as u32, to: link.peer as u32, purpose: Purpose::Data(lane) };
+        let pair = &link.pairs[&lane.path];
+        // The kernel hands packets to one of our own addresses over the loopback device, whatever NIC they name.
+        let within = self.nics.iter().any(|nic| nic.addr == *pair.to.ip());
+        let device = pair.from_nic.filter(|_| !within).map(|nic| self.nics[nic].name.as_str());
+        let (key, hello) = (link.key.clone(), Hello { name: link.name, purpose: Purpose::Data(lane) });
         let made = connect(device, pair.from, pair.to).ok().and_then(|socket| {
-            let phase = Phase::Connecting(Connector::new(self.key.clone(), hello));
+            let phase = Phase::Connecting(Connector::new(key, hello));
             self.insert(Connection::new(socket, Some(at), lane, phase, now + CONNECT_TIME))
         });
         let link = &mut self.links[at];

@@ -5,8 +5,9 @@ use std::io;
 use super::super::connection::{Body, Connection, Phase, Progress};
 use super::super::handshake::{Hello, Purpose};
 use super::super::socket::acknowledge_now;
-use super::{Cause, Damage, End, LinkEvent, Links, Side, Time};
+use super::{Cause, Damage, End, LinkEvent, Links, PATHS_MAX, Time};
 use crate::repair::{Admission, Frame, MessageSeq};
+use crate::topology::PairOfNics;
 
 /// Frames read from one connection before the others get their turn.
 const FRAMES_MAX: usize = 64;
@@ -53,7 +54,8 @@ impl Links {
             Phase::Accepting(_) => {
                 let Some(message) = c.read_message()? else { return Ok(()) };
                 let Phase::Accepting(acceptor) = &c.phase else { unreachable!("matched above") };
-                let (hello, welcome) = acceptor.handle_hello(&message).map_err(io::Error::other)?;
+                let key = |name| self.incoming.get(&name).map(|at| self.links[*at].key.clone());
+                let (hello, welcome) = acceptor.handle_hello(&message, key).map_err(io::Error::other)?;
                 let at = self.place_accepted(now, id, c, hello)?;
                 (c.link, c.phase, c.deadline) = (Some(at), Phase::Open, None);
                 self.pending -= 1;
@@ -68,22 +70,23 @@ impl Links {
     /// Finds the link that an authenticated connection belongs to.
     fn place_accepted(&mut self, now: Time, id: u64, c: &mut Connection, hello: Hello) -> io::Result<usize> {
         let refuse = |why: &'static str| Err(io::Error::other(why));
-        let (peer, Purpose::Data(lane)) = (hello.from as usize, hello.purpose) else {
+        let (Some(&at), Purpose::Data(lane)) = (self.incoming.get(&hello.name), hello.purpose) else {
             return refuse("a control connection on a data port");
         };
-        if hello.to as usize != self.me || peer >= self.roster.len() {
-            return refuse("a connection for another rank");
-        }
-        let at = self.link(Side::Recv, peer, now).map_err(io::Error::other)?;
         let link = &mut self.links[at];
-        let local = c.socket().local_addr()?.as_socket_ipv4();
-        let expected = link.pairs.get(usize::from(lane.path.0)).map(|pair| pair.to);
-        if link.left || expected.is_none() || local != expected {
-            return refuse("a path that does not end at this address");
+        let ends = (c.socket().peer_addr()?.as_socket_ipv4(), c.socket().local_addr()?.as_socket_ipv4());
+        let (Some(from), Some(to)) = ends else { return refuse("not an IPv4 connection") };
+        if link.left || lane.path.0 >= PATHS_MAX {
+            return refuse("a path that this link cannot have");
         }
         let End::Recv(receiver, _) = &mut link.end else { return refuse("not an incoming link") };
         if !receiver.handle_lane_opened(now, lane) {
             return refuse("a lane of a fenced generation");
+        }
+        let to_nic = self.nics.iter().position(|nic| nic.addr == *to.ip());
+        link.pairs.insert(lane.path, PairOfNics { from_nic: None, to_nic, from: *from.ip(), to });
+        if link.lanes.is_empty() {
+            self.events.push_back(LinkEvent::Joined { peer: link.peer });
         }
         c.lane = lane;
         link.lanes.insert(lane, id);
@@ -129,7 +132,7 @@ impl Links {
     }
 
     fn handle_header(&mut self, now: Time, at: usize, c: &mut Connection, frame: Frame) -> io::Result<()> {
-        let lane = c.lane;
+        let (lane, peer) = (c.lane, self.links[at].peer);
         if let Frame::Gossip { len } = frame {
             c.expect(Body::Gossip, len as usize);
             return Ok(());
@@ -137,7 +140,10 @@ impl Links {
         match (&mut self.links[at].end, frame) {
             (End::Send(sender, _), frame) => sender.handle_frame(now, lane, frame).map_err(io::Error::other),
             (End::Recv(receiver, posted), Frame::Data(chunk)) => {
-                let body = match receiver.admit(lane, chunk).map_err(io::Error::other)? {
+                let admission = receiver.admit(lane, chunk).inspect_err(|error| {
+                    self.events.push_back(LinkEvent::Broken { peer, error: *error });
+                });
+                let body = match admission.map_err(io::Error::other)? {
                     Admission::Duplicate(_) => Body::Discard,
                     Admission::Wanted(chunk) => {
                         let sink = posted.at(chunk.message).filter(|sink| sink.accepts(&chunk));
@@ -159,7 +165,7 @@ impl Links {
 
     fn handle_payload(&mut self, at: usize, c: &mut Connection) -> io::Result<()> {
         let (End::Recv(receiver, posted), false) = (&mut self.links[at].end, matches!(c.body, Body::Gossip)) else {
-            self.events.push_back(LinkEvent::Gossip(c.staged().to_vec()));
+            self.events.push_back(LinkEvent::Gossip { peer: self.links[at].peer, bytes: c.staged().to_vec() });
             c.end_payload();
             return Ok(());
         };
@@ -179,7 +185,7 @@ impl Links {
             if landed.message_complete {
                 posted.remove(chunk.message);
                 let (peer, message) = (self.links[at].peer, MessageSeq(chunk.message));
-                self.events.push_back(LinkEvent::Received { peer, message });
+                self.events.push_back(LinkEvent::Received { peer, message, bytes: chunk.message_bytes });
             }
         }
         c.end_payload();

@@ -33,11 +33,11 @@ impl Links {
                         self.events.push_back(LinkEvent::Sent { peer: link.peer, message });
                     }
                     while let Some(transition) = sender.poll_transition() {
-                        let pair = link.pairs[usize::from(transition.path.0)].clone();
+                        let pair = link.pairs[&transition.path].clone();
                         self.events.push_back(LinkEvent::Path { peer: link.peer, pair, transition });
                     }
                     while let Some(resumption) = sender.poll_resumption() {
-                        let pair = link.pairs[usize::from(resumption.path.0)].clone();
+                        let pair = link.pairs[&resumption.path].clone();
                         self.events.push_back(LinkEvent::Resumed { peer: link.peer, pair, at: resumption.at });
                     }
                     sender.poll_action()
