@@ -2,14 +2,20 @@
 //!
 //! Owns the events (each step is posted, then complete) and what the plan rules say about them:
 //! posted before complete; a step's `after` complete before it is posted; posted in list order on
-//! one directed link; a receive complete after its send is posted. A send may be complete before or
+//! one stream of a directed link; a receive complete after its send is posted. A send may be complete before or
 //! long after the matching receive is (staging slots, lost acknowledgements), so for hazards its
 //! completion is ordered after nothing but its own posting; for cyclic waits it waits, at worst,
 //! until the receive is posted. Never looks at memory contents: that is `symbolic`.
 
-use super::check::{PlanError, step_accesses};
-use super::plan::{Action, Buffer, RankPlan, Span};
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::check::{PlanError, step_accesses};
+use super::plan::{Action, Buffer, Class, RankPlan, Span};
+
+/// Sending rank, receiving rank, class.
+type Stream = (usize, usize, Class);
+/// Numbers and lengths of the steps of each stream.
+type Streams = BTreeMap<Stream, Vec<(u32, usize)>>;
 /// Index of an event over all ranks: twice the step's index for posted, one more for complete.
 type Event = u32;
 
@@ -41,10 +47,9 @@ impl Order {
         }
         let steps = first[plans.len()] as usize;
         let mut order = Order { first, before: vec![Vec::new(); 2 * steps], partner: vec![None; steps] };
-        let world = plans.len();
-        // (step, elements) of each directed link, in list order.
-        let mut sends = vec![Vec::new(); world * world];
-        let mut receives = vec![Vec::new(); world * world];
+        // (step, elements) of each stream, in list order, by (from, to, class).
+        let mut sends: Streams = BTreeMap::new();
+        let mut receives: Streams = BTreeMap::new();
         for (rank, plan) in plans.iter().enumerate() {
             for (index, step) in plan.steps.iter().enumerate() {
                 let number = order.number(rank, index);
@@ -53,17 +58,19 @@ impl Order {
                 order.before[complete(number) as usize].push(posted(number));
                 match step.action {
                     Action::Send { peer, src } => {
-                        sends[rank * world + peer].push((number, src.len));
+                        sends.entry((rank, peer, step.class)).or_default().push((number, src.len));
                     }
                     Action::Recv { peer, dst } | Action::RecvReduce { peer, dst, .. } => {
-                        receives[peer * world + rank].push((number, dst.len));
+                        receives.entry((peer, rank, step.class)).or_default().push((number, dst.len));
                     }
                     Action::Copy { .. } => {}
                 }
             }
         }
-        for (link, (sends, receives)) in sends.iter().zip(&receives).enumerate() {
-            order.join(link / world, link % world, sends, receives)?;
+        let streams: BTreeSet<Stream> = sends.keys().chain(receives.keys()).copied().collect();
+        for stream in streams {
+            let of = |all: &Streams| all.get(&stream).cloned().unwrap_or_default();
+            order.join(stream.0, stream.1, &of(&sends), &of(&receives))?;
         }
         Ok(order)
     }

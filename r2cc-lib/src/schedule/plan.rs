@@ -1,10 +1,13 @@
 //! The plan of one rank: an ordered list of steps over the caller's two buffers.
 //!
 //! Owns the meaning of a plan, which builders, checker, executor and cost model share:
-//! - on each directed link (a to b) the k-th `Send` to b in a's list matches the k-th `Recv` or
-//!   `RecvReduce` from a in b's list; a message of zero elements is a message too;
-//! - sends to one peer, and receives from one peer, are posted in list order, each once the steps
+//! - a directed link (a to b) has one stream of messages for each [`Class`]; in each stream the k-th
+//!   `Send` to b in a's list matches the k-th `Recv` or `RecvReduce` from a in b's list; a message
+//!   of zero elements is a message too;
+//! - sends of one stream, and receives of one stream, are posted in list order, each once the steps
 //!   in its `after` are complete; nothing else orders steps;
+//! - on each NIC direction a message of [`Class::Tail`] takes only what [`Class::Main`] leaves; that
+//!   decides how long a plan takes, never what it computes;
 //! - a send's source must not change until the send is complete (it is the replay source); a
 //!   receive's destination may be written from the moment the receive is posted.
 //!
@@ -35,6 +38,21 @@ impl Span {
     pub const fn end(&self) -> usize {
         self.start + self.len
     }
+}
+
+/// Which messages go first where two want the same NIC direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Class {
+    /// Takes what it can use.
+    #[default]
+    Main,
+    /// Takes what `Main` leaves.
+    Tail,
+}
+
+impl Class {
+    /// Both, the first served first.
+    pub const ALL: [Class; 2] = [Class::Main, Class::Tail];
 }
 
 /// What a step does.
@@ -85,6 +103,8 @@ pub struct Step {
     /// `Send` is complete when its bytes may be overwritten, a `Recv` when its elements are in
     /// place, a `RecvReduce` when its result is.
     pub after: Vec<u32>,
+    /// The stream of a message, the same at both ends; says nothing of a `Copy`.
+    pub class: Class,
 }
 
 /// The steps of one rank, in posting order.
@@ -95,11 +115,16 @@ pub struct RankPlan {
 }
 
 impl RankPlan {
-    /// Appends a step and returns its index.
+    /// Appends a step of class `Main` and returns its index.
     pub(crate) fn push(&mut self, action: Action, after: Vec<u32>) -> u32 {
+        self.push_as(Class::Main, action, after)
+    }
+
+    /// Appends a step and returns its index.
+    pub(crate) fn push_as(&mut self, class: Class, action: Action, after: Vec<u32>) -> u32 {
         // A plan has a few steps a slice and rank; four thousand million of them fit no memory.
         let index = u32::try_from(self.steps.len()).expect("a plan has fewer than 2^32 steps");
-        self.steps.push(Step { action, after });
+        self.steps.push(Step { action, after, class });
         index
     }
 }

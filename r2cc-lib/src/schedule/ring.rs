@@ -1,7 +1,7 @@
 //! Ring plans: AllReduce as reduce-scatter and all-gather in rank order, broadcast as a chain.
 //!
 //! Owns how a buffer is cut (segments, one a rank; slices, the unit of pipelining) and the exact
-//! dependencies of the ring. Never looks at topology: ranks are neighbours in rank order. Start at
+//! dependencies of the ring. Never looks at topology: ranks are neighbours in rank order, or in one that the caller gives. Start at
 //! [`ring_all_reduce`].
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ const GRANULE_BYTES: usize = 4 << 10;
 const SLICE_BYTES_MIN: usize = 64 << 10;
 const SLICE_BYTES_MAX: usize = 4 << 20;
 /// Slices a segment of the AllReduce ring: while one slice is reduced the next is on the wire.
-const SLICES_A_SEGMENT: usize = 8;
+pub(super) const SLICES_A_SEGMENT: usize = 8;
 /// Slices of a broadcast: the chain needs (slices + P - 2) / slices of the time of one hop.
 const SLICES_A_BROADCAST: usize = 32;
 
@@ -34,7 +34,22 @@ pub fn ring_all_reduce(
     element_bytes: usize,
     slice_elements_hint: Option<usize>,
 ) -> RankPlan {
-    assert!(rank < world, "rank {rank} of a world of {world}");
+    let order: Vec<usize> = (0..world).collect();
+    ring_all_reduce_along(&order, rank, elements, in_place, element_bytes, slice_elements_hint)
+}
+
+/// [`ring_all_reduce`] with the ranks around the ring in `order`, which names each once.
+pub fn ring_all_reduce_along(
+    order: &[usize],
+    rank: usize,
+    elements: usize,
+    in_place: bool,
+    element_bytes: usize,
+    slice_elements_hint: Option<usize>,
+) -> RankPlan {
+    let world = order.len();
+    let place = order.iter().position(|&r| r == rank);
+    let rank = place.unwrap_or_else(|| panic!("rank {rank} is not in the ring {order:?}"));
     let mut plan = RankPlan::default();
     if world == 1 {
         if !in_place && elements > 0 {
@@ -58,8 +73,8 @@ pub fn ring_all_reduce(
         })
         .collect();
     let own = if in_place { Buffer::Output } else { Buffer::Input };
-    let right = (rank + 1) % world;
-    let left = (rank + world - 1) % world;
+    let right = order[(rank + 1) % world];
+    let left = order[(rank + world - 1) % world];
     // Segment `back` places behind this rank in the ring.
     let behind = |back: usize| (rank + 2 * world - back) % world;
     // Last step of this rank that sent, and that wrote, each slice.
@@ -145,13 +160,13 @@ pub fn ring_broadcast(
     plan
 }
 
-fn span(buffer: Buffer, range: &Range<usize>) -> Span {
+pub(super) fn span(buffer: Buffer, range: &Range<usize>) -> Span {
     Span { buffer, start: range.start, len: range.len() }
 }
 
 /// One segment a rank, equal but for one unit. The unit is 4 KiB where that unbalances a segment by
 /// at most a sixteenth, else one element: small buffers gain nothing from whole pages.
-fn segments(world: usize, elements: usize, element_bytes: usize) -> Vec<Range<usize>> {
+pub(super) fn segments(world: usize, elements: usize, element_bytes: usize) -> Vec<Range<usize>> {
     let granule = granule_elements(element_bytes);
     let unit = if elements / world >= 16 * granule { granule } else { 1 };
     let units = elements.div_ceil(unit);
@@ -162,7 +177,12 @@ fn segments(world: usize, elements: usize, element_bytes: usize) -> Vec<Range<us
 
 /// Cuts `range` into slices of the hint, or else of about `wanted` elements within the slice size
 /// limits; whole granules, but for the last.
-fn slices(range: &Range<usize>, wanted: usize, element_bytes: usize, hint: Option<usize>) -> Vec<Range<usize>> {
+pub(super) fn slices(
+    range: &Range<usize>,
+    wanted: usize,
+    element_bytes: usize,
+    hint: Option<usize>,
+) -> Vec<Range<usize>> {
     let least = (SLICE_BYTES_MIN / element_bytes).max(1);
     let most = (SLICE_BYTES_MAX / element_bytes).max(1);
     let granule = granule_elements(element_bytes);
@@ -170,6 +190,6 @@ fn slices(range: &Range<usize>, wanted: usize, element_bytes: usize, hint: Optio
     range.clone().step_by(len).map(|start| start..range.end.min(start.saturating_add(len))).collect()
 }
 
-fn granule_elements(element_bytes: usize) -> usize {
+pub(super) fn granule_elements(element_bytes: usize) -> usize {
     (GRANULE_BYTES / element_bytes).max(1)
 }
