@@ -154,7 +154,7 @@ impl RateEstimate {
     pub fn chunk_bytes(&self, tuning: &Tuning, message_bytes: u64, live_paths: usize) -> u32 {
         let (least, most) = (u64::from(tuning.chunk_bytes.0), u64::from(tuning.chunk_bytes.1));
         let align = u64::from(tuning.chunk_align);
-        let timed = self.bytes_in(tuning.chunk_time).unwrap_or(64 << 10).min(self.outstanding_bytes(tuning) / 4);
+        let timed = self.bytes_in(tuning.chunk_time).unwrap_or(64 << 10).min(self.outstanding_bytes(tuning) / 2);
         let timed = timed.clamp(least, most);
         let shared = timed.min(message_bytes / (2 * live_paths.max(1) as u64)).max(least);
         u32::try_from(shared / align * align).unwrap_or(u32::MAX).max(tuning.chunk_align)

@@ -12,6 +12,8 @@ use super::handshake::{Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, WELCOM
 use super::socket::{self, KernelProgress};
 use crate::repair::{Chunk, DeliveryRate, Frame, HEADER_BYTES, Lane, LaneProgress, Time};
 
+/// Least time between two acknowledgements that the kernel is told to send.
+const ACKNOWLEDGE_TIME: Time = Time::from_millis(2);
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
 const GOSSIP_MAX: usize = 256;
 
@@ -76,6 +78,10 @@ pub(super) struct Connection {
     pub(super) wants_write: bool,
     /// What the kernel was told to hold at most.
     outstanding_bound: u64,
+    /// When the kernel was last told to acknowledge at once.
+    acknowledged_at: Time,
+    /// Small frames have come since then.
+    pub(super) owes_ack: bool,
 }
 
 // SAFETY: `Outgoing` points into a `Source`, which may move between threads.
@@ -115,6 +121,18 @@ impl Connection {
             unsettled: false,
             wants_write: false,
             outstanding_bound: 0,
+            acknowledged_at: Time::ZERO,
+            owes_ack: false,
+        }
+    }
+
+    /// Small frames have been read, and the other side takes silence for a stall. Where they come one after the
+    /// other, one acknowledgement in a while is enough: if `owes_ack` is set, this is due again at the next tick.
+    pub(super) fn acknowledge(&mut self, now: Time) {
+        self.owes_ack = now.saturating_sub(self.acknowledged_at) < ACKNOWLEDGE_TIME;
+        if !self.owes_ack {
+            self.acknowledged_at = now;
+            socket::acknowledge_now(&self.socket);
         }
     }
 

@@ -541,7 +541,7 @@ impl Links {
 
     /// Whether anything waits for time to pass.
     pub fn needs_tick(&self) -> bool {
-        self.connections.values().any(|c| c.unsettled || c.deadline.is_some())
+        self.connections.values().any(|c| c.unsettled || c.owes_ack || c.deadline.is_some())
             || self.links.iter().any(|link| match &link.end {
                 End::Send(sender, _) => !link.left && sender.path_reports().any(|p| p.state != PathState::Live),
                 End::Recv(..) => false,
@@ -556,6 +556,9 @@ impl Links {
             if c.deadline.is_some_and(|d| now >= d) {
                 self.lose(now, id, Cause::Silence);
                 continue;
+            }
+            if c.owes_ack {
+                c.acknowledge(now);
             }
             if !c.unsettled || !c.is_open() {
                 continue;

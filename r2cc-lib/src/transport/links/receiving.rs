@@ -4,7 +4,6 @@ use std::io;
 
 use super::super::connection::{Body, Connection, Phase, Progress};
 use super::super::handshake::{Hello, Purpose};
-use super::super::socket::acknowledge_now;
 use super::{Cause, Damage, End, LinkEvent, Links, PATHS_MAX, Time};
 use crate::repair::{Admission, Frame, MessageSeq};
 use crate::topology::PairOfNics;
@@ -126,7 +125,7 @@ impl Links {
         self.links[at].dirty = true;
         // The kernel acknowledges a stream of chunks by itself, but a lone small frame only after 40 ms or more.
         if chunks == 0 && matches!(c.body, Body::None) {
-            acknowledge_now(c.socket());
+            c.acknowledge(now);
         }
         outcome
     }
