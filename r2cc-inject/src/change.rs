@@ -1,4 +1,5 @@
-//! Faults that packets cannot carry out: setting a link down, shaping a rate. What must
+//! Faults that netlink carries out: setting a link down, shaping a rate, blocking a switch
+//! port. What must
 //! be done to undo one is read and written down before it is made. Keeps no watch: that
 //! is `watcher`.
 
@@ -11,6 +12,9 @@ use crate::{
     netlink::{Qdisc, Route},
     netns::Netns,
 };
+
+/// BR_STATE_DISABLED: the state that the kernel's own bridge leaves alone.
+const PORT_DISABLED: u8 = 0;
 
 /// An interface in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,8 @@ pub enum Change {
         /// to this rate
         bits_per_second: u64,
     },
+    /// the bridge that it is a port of drops its frames, in and out; the carrier stays
+    BlockPort,
 }
 
 /// What puts an interface back.
@@ -53,6 +59,11 @@ pub enum Undo {
     Qdisc {
         /// None: the kernel's default
         previous: Option<Qdisc>,
+    },
+    /// Its bridge does with its frames what it did.
+    PortState {
+        /// as the kernel counts them
+        previous: u8,
     },
 }
 
@@ -97,6 +108,12 @@ pub enum ChangeError {
         /// the qdisc
         kind: String,
     },
+    /// No bridge forwards its frames.
+    #[error("{place} is no port of a bridge that forwards: there is nothing to block")]
+    NoPort {
+        /// where
+        place: Place,
+    },
 }
 
 impl Planned {
@@ -120,6 +137,10 @@ impl Planned {
                     previous => Undo::Qdisc { previous: previous.filter(|qdisc| qdisc.handle != 0) },
                 }
             }
+            Change::BlockPort => match interface.port_state {
+                None | Some(PORT_DISABLED) => return Err(ChangeError::NoPort { place }),
+                Some(previous) => Undo::PortState { previous },
+            },
         };
         Ok(Self { place, change, undo })
     }
@@ -135,6 +156,13 @@ impl Planned {
             match self.change {
                 Change::LinkDown => route.set_link(index, false),
                 Change::Rate { bits_per_second } => route.shape(index, bits_per_second),
+                Change::BlockPort => {
+                    route.set_port_state(index, PORT_DISABLED)?;
+                    match route.interface(&self.place.ifname)?.port_state {
+                        Some(PORT_DISABLED) => Ok(()),
+                        state => Err(io::Error::other(format!("its bridge has it in state {state:?} all the same"))),
+                    }
+                }
             }
         };
         make().map_err(|source| ChangeError::Refused { action: "change", place: self.place.clone(), source })
@@ -160,6 +188,7 @@ impl Planned {
                 route.set_link(index, true).and_then(|()| routes.iter().try_for_each(|one| route.add_route(one)))
             }
             Undo::Qdisc { previous } => route.restore_qdisc(index, previous.as_ref()),
+            Undo::PortState { previous } => route.set_port_state(index, *previous),
         };
         undone.map_err(refused)
     }

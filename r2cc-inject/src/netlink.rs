@@ -1,5 +1,5 @@
-//! A synchronous route netlink socket inside one namespace: interfaces, routes,
-//! addresses and root qdiscs, read as they are and put back as they were.
+//! A synchronous route netlink socket inside one namespace: interfaces, bridge ports,
+//! routes, addresses and root qdiscs, read as they are and put back as they were.
 //!
 //! Replies are kept as bytes, so that what is put back is what the kernel said, also
 //! where a newer kernel says more than this program knows. Decides nothing.
@@ -8,7 +8,8 @@ use std::{io, net::IpAddr, os::fd::BorrowedFd};
 
 use netlink_packet_core::{DefaultNla, Emitable, NlasIterator};
 use netlink_packet_route::{
-    link::{LinkFlags, LinkMessage},
+    AddressFamily,
+    link::{LinkAttribute, LinkFlags, LinkMessage},
     tc::{TcAttribute, TcHandle, TcMessage, TcOption},
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -18,6 +19,7 @@ use crate::netns::within;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
@@ -36,6 +38,13 @@ const HEADER_BYTES: usize = 16;
 
 const IFINFO_BYTES: usize = 16;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_PROTINFO: u16 = 12;
+const NLA_F_NESTED: u16 = 1 << 15;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_INFO_SLAVE_DATA: u16 = 5;
+const IFLA_BRPORT_STATE: u16 = 1;
+const IFLA_CARRIER: u16 = 33;
 const IFADDR_BYTES: usize = 8;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
@@ -55,6 +64,10 @@ pub struct Interface {
     pub name: String,
     /// whether it is set up
     pub is_up: bool,
+    /// whether it has a carrier; never while it is set down
+    pub has_carrier: bool,
+    /// what a bridge does with its frames; None: it is no port of a bridge
+    pub port_state: Option<u8>,
 }
 
 /// A root qdisc, as it can be put back.
@@ -108,6 +121,8 @@ impl Route {
                     index: word(payload, 4),
                     name: name.to_owned(),
                     is_up: word(payload, 8) & 1 == 1, // IFF_UP
+                    has_carrier: attribute(payload, IFINFO_BYTES, IFLA_CARRIER).is_some_and(|carrier| carrier == [1]),
+                    port_state: port_state(payload),
                 });
             }
         })?;
@@ -126,6 +141,22 @@ impl Route {
             message.header.flags = LinkFlags::Up;
         }
         self.change(RTM_NEWLINK, 0, &emitted(&message))
+    }
+
+    /// Says what its bridge does with the frames of a port: asked of the bridge, because a change of the port itself
+    /// makes the bridge enable it again.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_port_state(&mut self, index: u32, state: u8) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.interface_family = AddressFamily::Bridge;
+        message.header.index = index;
+        let state = DefaultNla::new(IFLA_BRPORT_STATE, vec![state]);
+        let mut port = vec![0; state.buffer_len()];
+        state.emit(&mut port);
+        message.attributes = vec![LinkAttribute::Other(DefaultNla::new(IFLA_PROTINFO | NLA_F_NESTED, port))];
+        self.change(RTM_SETLINK, 0, &emitted(&message))
     }
 
     /// The IPv4 routes over an interface that the kernel did not make itself; it forgets
@@ -333,6 +364,14 @@ impl Route {
             }
         }
     }
+}
+
+/// What a bridge does with the frames of the interface that a message is about.
+fn port_state(link: &[u8]) -> Option<u8> {
+    let facts = attribute(link, IFINFO_BYTES, IFLA_LINKINFO)?;
+    let of_bridge = attribute(&facts, 0, IFLA_INFO_SLAVE_KIND).is_some_and(|kind| text(&kind) == "bridge");
+    let port = attribute(&facts, 0, IFLA_INFO_SLAVE_DATA).filter(|_| of_bridge)?;
+    attribute(&port, 0, IFLA_BRPORT_STATE)?.first().copied()
 }
 
 fn root(index: u32) -> TcMessage {

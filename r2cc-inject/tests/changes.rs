@@ -47,7 +47,7 @@ impl Site {
     /// A running `apply` whose change is made, its record, and its watcher.
     fn applied(&self, fault: &str, more: &[&str]) -> (Holder, PathBuf, Process) {
         let mut child = self.command(fault, more).stdout(Stdio::piped()).spawn().unwrap();
-        let path = Record::path_for(Process::of(child.id()).unwrap());
+        let path = Record::path_for(Process::of(child.id()).unwrap(), 0);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().starts_with("fired")));
         let watcher = Record::read(&path).unwrap().watcher.unwrap();

@@ -360,7 +360,9 @@ fn start_watcher(plan: &Plan, change: Change) -> Result<Watched, Failure> {
         places.into_iter().map(|place| Planned::new(place.clone(), change)).collect();
     let planned = planned.map_err(Failure::not_ready)?;
     let program = std::env::current_exe().map_err(|error| Failure::new(Exit::Internal, error))?;
-    Ok(Watched::start(&program, &plan.fault.to_string(), planned, plan.lease)?)
+    let mut command = std::process::Command::new(program);
+    command.arg("watch");
+    Ok(Watched::start(command, &plan.fault.to_string(), planned, plan.lease)?)
 }
 
 fn record(audit: &mut Audit, entry: &Entry) -> Result<(), Failure> {

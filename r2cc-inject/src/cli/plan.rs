@@ -105,6 +105,7 @@ impl Plan {
             Means::Packets(_) => "generic XDP on ingress, TCX on egress",
             Means::Change(Change::LinkDown) => "netlink: link down, undone by a watcher process",
             Means::Change(Change::Rate { .. }) => "netlink: tbf, undone by a watcher process",
+            Means::Change(Change::BlockPort) => "netlink: bridge port disabled, undone by a watcher process",
         }
     }
 

@@ -1,5 +1,5 @@
-//! The process that makes and undoes a change (link down, rate), beside the controller
-//! that asked for it.
+//! The process that makes and undoes a change (link down, rate, blocked port), beside the
+//! controller that asked for it.
 //!
 //! It undoes when told to, when its own deadline passes unrenewed (the controller may be
 //! stopped), and when the controller ends in any way. If the watcher is killed, the
@@ -17,6 +17,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -31,6 +32,9 @@ use crate::{
     kernel::monotonic_ns,
     process::Process,
 };
+
+/// Changes that this process has asked for so far.
+static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// What can go wrong between controller and watcher.
 #[derive(Debug, Error)]
@@ -72,14 +76,19 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Writes the record and starts the watcher, `program` with the arguments
-    /// `watch RECORD`. Makes no change yet.
+    /// Writes the record and starts the watcher: a command that calls [`run`] with its last
+    /// argument, which is added here. Makes no change yet.
     ///
     /// # Errors
     /// [`WatchError`]; nothing is left then.
-    pub fn start(program: &Path, fault: &str, changes: Vec<Planned>, lease: Duration) -> Result<Self, WatchError> {
+    pub fn start(
+        mut command: Command,
+        fault: &str,
+        changes: Vec<Planned>,
+        lease: Duration,
+    ) -> Result<Self, WatchError> {
         let controller = Process::current();
-        let path = Record::path_for(controller);
+        let path = Record::path_for(controller, MADE.fetch_add(1, Ordering::Relaxed));
         let record = Record {
             fault: fault.to_owned(),
             controller,
@@ -91,8 +100,7 @@ impl Watched {
             changes,
         };
         record.write(&path).map_err(|source| WatchError::Record { path: path.clone(), source })?;
-        let started = Command::new(program)
-            .arg("watch")
+        let started = command
             .arg(&path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

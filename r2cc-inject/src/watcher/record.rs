@@ -40,10 +40,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// The file for a new change of this process.
+    /// The file for the `number`th change, from 0, of a process.
     #[must_use]
-    pub fn path_for(controller: Process) -> PathBuf {
-        let name = format!("change-{}-{}.json", controller.pid, controller.start_time);
+    pub fn path_for(controller: Process, number: u32) -> PathBuf {
+        let name = format!("change-{}-{}-{number}.json", controller.pid, controller.start_time);
         Path::new(STATE_DIR).join(name)
     }
 
