@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use r2cc_inject::observe;
+use r2cc_inject::watcher::Record;
 use r2cc_inject::{Injector, Phase, PortSpec};
 use serde::{Deserialize, Serialize};
 
@@ -261,13 +262,29 @@ fn leftover_faults() -> DoctorLine {
     match observe::sessions() {
         Ok(sessions) => {
             let seen = sessions.iter().flat_map(observe::Session::faults);
-            let faults: Vec<OwnedFault> = seen
+            let mut faults: Vec<OwnedFault> = seen
                 .map(|fault| OwnedFault { phase: fault.status.phase(), owner_pid: fault.owner_pid, label: fault.label })
                 .collect();
+            match changes() {
+                Ok(changes) => faults.extend(changes),
+                Err(error) => return fail("earlier faults", format!("cannot look: {error}"), "look into /run/r2cc"),
+            }
             faults_left(&faults, |pid| Path::new(&format!("/proc/{pid}")).exists())
         }
         Err(error) => fail("earlier faults", format!("cannot look: {error}"), "run as root"),
     }
+}
+
+/// Changes by netlink that are made and not undone.
+fn changes() -> std::io::Result<Vec<OwnedFault>> {
+    let mut changes = Vec::new();
+    for (_, record) in Record::all()? {
+        let record = record?;
+        if record.is_in_force() {
+            changes.push(OwnedFault { phase: Phase::Active, owner_pid: record.controller.pid, label: record.fault });
+        }
+    }
+    Ok(changes)
 }
 
 /// What decides whether a fault was left behind.

@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,6 +15,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use r2cc_bench::cluster::{ClusterState, NicState};
 use r2cc_bench::report::Summary;
+use r2cc_inject::Phase;
+use r2cc_inject::netlink::Route;
 use socket2::{Domain, Socket, Type};
 use support::{GONE, Held, Process, Running, SOON, SmallSuite, bench, host, inside, run, wait_for};
 
@@ -147,6 +150,7 @@ fn a_fault_outlives_two_leases_while_it_is_renewed_and_ends_with_its_lease_when_
     let bench = Running::start(&suite, &out, &["--lease", "1s"]);
     let cut = bench.wait_for_cut();
     let held = Held::by(&bench, before);
+    assert_eq!(cut.label, endless().faults, "whoever looks sees which fault it is");
     let stream = Stream::between(&bench.cluster(), "node-2", "node-1", "mlx5_2");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -183,6 +187,119 @@ fn a_fault_outlives_two_leases_while_it_is_renewed_and_ends_with_its_lease_when_
     bench.signal(Signal::SIGTERM);
     bench.end(GONE).expect_code(130);
     held.expect_gone(true);
+}
+
+const LINK_DOWN: &str = "link-down@node-1/mlx5_2 from allreduce#1+25% for run";
+
+fn endless_with(faults: &'static str) -> SmallSuite {
+    SmallSuite { faults, ..endless() }
+}
+
+/// What a look from inside `node-1` says of its NIC.
+fn seen<T>(state: &ClusterState, look: impl FnOnce(&mut Route) -> T) -> T {
+    let netns = std::fs::File::open(&state.nodes[0].netns).unwrap();
+    look(&mut Route::open(netns.as_fd()).unwrap())
+}
+
+fn has_carrier(state: &ClusterState) -> bool {
+    seen(state, |route| route.interface("mlx5_2").unwrap().has_carrier)
+}
+
+#[test]
+fn a_link_that_the_bench_took_down_outlives_two_leases_only_where_nobody_watches() {
+    let lease = Duration::from_secs(1);
+    let place = tempfile::tempdir().unwrap();
+    let (suite, before) = (endless_with(LINK_DOWN).write(place.path()), host());
+    let bench = Running::start(&suite, &place.path().join("out"), &["--lease", "1s"]);
+    let change = bench.wait_for_change();
+    let (held, state) = (Held::by(&bench, before), bench.cluster());
+    assert_eq!(change.fault, LINK_DOWN);
+
+    let made_ns = change.made_at_ns.unwrap();
+    wait_for("two leases to pass", SOON, || (now_ns() > made_ns + ns(lease * 2)).then_some(()));
+    assert!(!has_carrier(&state), "renewed, it stays");
+
+    // Neither renewed nor watched over: the watcher is stopped first, so that it cannot undo.
+    let watcher = change.watcher.unwrap();
+    watcher.signal(libc::SIGSTOP).unwrap();
+    bench.signal(Signal::SIGSTOP);
+    let stopped_ns = now_ns();
+    wait_for("three more leases to pass", SOON, || (now_ns() > stopped_ns + ns(lease * 3)).then_some(()));
+    assert!(!has_carrier(&state), "nobody has put it back");
+
+    watcher.signal(libc::SIGCONT).unwrap();
+    wait_for("the watcher to put it back", SOON, || has_carrier(&state).then_some(()));
+    assert_eq!(bench.wait_for_change().phase, Phase::Expired);
+    bench.signal(Signal::SIGCONT);
+    bench.signal(Signal::SIGTERM);
+    bench.end(GONE).expect_code(130);
+    held.expect_gone(true);
+}
+
+#[test]
+fn what_the_bench_changed_by_netlink_is_put_back_half_a_second_after_its_lease_when_the_bench_is_stopped() {
+    let place = tempfile::tempdir().unwrap();
+    let rate = "rate:20Mbit@node-1/mlx5_2 from allreduce#1+25% for run";
+    for (fault, cutter) in [(LINK_DOWN, "xdp"), (rate, "xdp"), (endless().faults, "switch")] {
+        let (suite, before) = (endless_with(fault).write(place.path()), host());
+        let bench = Running::start(&suite, &place.path().join("out"), &["--lease", "1s", "--cutter", cutter]);
+        let change = bench.wait_for_change();
+        let (held, state) = (Held::by(&bench, before), bench.cluster());
+        let stream = Stream::between(&state, "node-2", "node-1", "mlx5_2");
+        let shaping = |nic: &str| {
+            seen(&state, |route| {
+                let index = route.interface(nic).unwrap().index;
+                route.root_qdisc(index).unwrap()
+            })
+        };
+        let stop = AtomicBool::new(false);
+        let sent = thread::scope(|scope| {
+            let sending = scope.spawn(|| stream.send(&stop));
+            let is_back = || match fault {
+                LINK_DOWN => has_carrier(&state),
+                _ if fault == rate => shaping("mlx5_2") == shaping("mlx5_0"),
+                _ => !stream.arrived().is_empty(),
+            };
+            // What was sent before the change may still arrive; what is sent after it must not.
+            let wait_until = |at_ns: u64| wait_for("time to pass", SOON, || (now_ns() > at_ns).then_some(()));
+            wait_until(change.made_at_ns.unwrap() + 200_000_000);
+            stream.arrived();
+            wait_until(change.made_at_ns.unwrap() + 500_000_000);
+            assert!(!is_back(), "{fault}");
+            bench.signal(Signal::SIGSTOP);
+            wait_for("the change to be put back", SOON, || is_back().then_some(()));
+            stop.store(true, Ordering::Relaxed);
+            sending.join().unwrap()
+        });
+        assert!(!sent.is_empty());
+        let ended = wait_for("the record of its end", SOON, || {
+            Some(bench.wait_for_change()).filter(|record| record.ended_at_ns.is_some())
+        });
+        assert_eq!(ended.phase, Phase::Expired, "{fault}");
+        let late = ended.ended_at_ns.unwrap().checked_sub(ended.expires_at_ns).expect("not before its time");
+        assert!(late < 500_000_000, "{fault}: put back {late} ns after its lease");
+        bench.signal(Signal::SIGCONT);
+        bench.signal(Signal::SIGTERM);
+        bench.end(GONE).expect_code(130);
+        held.expect_gone(true);
+    }
+    let (next, path) = (SmallSuite::default().write(place.path()), place.path().join("next"));
+    bench(&["run", next.to_str().unwrap(), "--out", path.to_str().unwrap(), "--only", "elements"]).expect_code(0);
+    let doctor = bench(&["doctor", "--format", "json", "--out", path.to_str().unwrap()]);
+    assert!(!doctor.stdout.contains(LINK_DOWN) && !doctor.stdout.contains(rate), "{doctor:#?}");
+}
+
+#[test]
+fn kill_9_while_a_link_is_down_leaves_no_watcher_and_no_record() {
+    let place = tempfile::tempdir().unwrap();
+    let (suite, before) = (endless_with(LINK_DOWN).write(place.path()), host());
+    let bench = Running::start(&suite, &place.path().join("out"), &[]);
+    let watcher = bench.wait_for_change().watcher.unwrap();
+    let held = Held::by(&bench, before);
+    bench.signal(Signal::SIGKILL);
+    bench.end(GONE);
+    wait_for("the watcher to end", GONE, || (!watcher.is_alive()).then_some(()));
+    held.expect_gone(false);
 }
 
 #[test]

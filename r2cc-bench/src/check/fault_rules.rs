@@ -6,7 +6,7 @@
 use r2cc_inject::fault::{Direction, Fault, Kind, Offset, Trigger};
 
 use super::figures;
-use super::record::{FaultRecord, IterationRecord, RunRecord};
+use super::record::{FaultRecord, IterationRecord, Means, NicCounters, RunRecord};
 use super::{CheckClass, CheckResult, CheckStatus};
 use crate::suite::{MANAGEMENT_NIC, Suite, effect};
 
@@ -45,7 +45,7 @@ pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
         };
         let checked = [
             Some(cut_iteration(suite, record, fault, fired)),
-            Some(stopped(fired)),
+            Some(if fault.kind == Kind::LinkDown { carrier(fired) } else { stopped(fired) }),
             overshoot(suite, record, fault, fired),
             silent_after_cut(suite, record, fault, fired),
             Some(healed(fired)),
@@ -120,6 +120,16 @@ fn stopped(fired: &FaultRecord) -> CheckResult {
     }
 }
 
+/// That a link which was set down took the carrier of its NICs: what follows is no news otherwise.
+fn carrier(fired: &FaultRecord) -> CheckResult {
+    let result = CheckResult::new("carrier_lost", CheckClass::Cut, "");
+    match fired.carrier_lost {
+        Some(true) => result.judged(true, "no carrier", "no carrier"),
+        Some(false) => result.unknown("no carrier", "a NIC still had its carrier after its link was set down"),
+        None => result.unknown("no carrier", "the link was never set down"),
+    }
+}
+
 /// That no more passed before the cut than was asked, plus one packet or 1 %.
 fn overshoot(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &FaultRecord) -> Option<CheckResult> {
     let asked = fired.asked_bytes.filter(|_| fired.fired)?;
@@ -143,12 +153,24 @@ fn overshoot(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &FaultReco
     })
 }
 
-/// That nothing passed the cut port in the later iterations, by the program's own count.
+/// That nothing passed the cut port in the later iterations.
+///
+/// A port that our programs cut: by their own count. One that is blocked at the switch: what they see arrive, since
+/// the node goes on sending into it, for nobody. One without a carrier: by the interface's own count, which stands
+/// still both ways.
 fn silent_after_cut(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &FaultRecord) -> Option<CheckResult> {
     if !matches!(fault.kind, Kind::Drop | Kind::LinkDown) {
         return None;
     }
-    let result = CheckResult::new("silent_after_cut", CheckClass::Counters, "bytes passed");
+    type Count = fn(&NicCounters) -> u64;
+    let (unit, count): (_, Count) = match (&fault.kind, fired.means, fault.direction) {
+        (Kind::LinkDown, ..) => ("bytes moved without a carrier", |nic| nic.rx_bytes + nic.tx_bytes),
+        (_, Means::Change, _) => ("bytes received", |nic| nic.passed_rx_bytes),
+        (_, Means::Packets, Direction::Both) => ("bytes passed", |nic| nic.passed_rx_bytes + nic.passed_tx_bytes),
+        (_, Means::Packets, Direction::Rx) => ("bytes passed", |nic| nic.passed_rx_bytes),
+        (_, Means::Packets, Direction::Tx) => ("bytes passed", |nic| nic.passed_tx_bytes),
+    };
+    let result = CheckResult::new("silent_after_cut", CheckClass::Counters, unit);
     let later: Vec<&IterationRecord> = record
         .iterations
         .iter()
@@ -166,11 +188,7 @@ fn silent_after_cut(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &Fa
                 let why = format!("iteration {} has no counters of {node}/{nic}", iteration.index);
                 return Some(result.unknown(0, why));
             };
-            let bytes = match fault.direction {
-                Direction::Both => counters.passed_rx_bytes + counters.passed_tx_bytes,
-                Direction::Rx => counters.passed_rx_bytes,
-                Direction::Tx => counters.passed_tx_bytes,
-            };
+            let bytes = count(counters);
             if bytes > 0 && first.is_none() {
                 first = Some(format!("first in iteration {} at {node}/{nic}", iteration.index));
             }

@@ -96,6 +96,17 @@ pub struct NicCounters {
     pub passed_tx_bytes: u64,
 }
 
+/// What carries a fault out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Means {
+    /// The injector's programs, in the path of the packets.
+    #[default]
+    Packets,
+    /// A change by netlink outside the node, of which the programs know only when it is to come.
+    Change,
+}
+
 /// What became of one fault.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FaultRecord {
@@ -123,6 +134,12 @@ pub struct FaultRecord {
     pub healed_at_ns: Option<u64>,
     /// Whether nothing of it is left.
     pub healed: bool,
+    /// What carried it out.
+    #[serde(default)]
+    pub means: Means,
+    /// Of a link set down: whether every NIC that it was to cut off had lost its carrier when it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carrier_lost: Option<bool>,
     /// Bytes every NIC had moved since the start of the iteration that was hit, at the firing.
     #[serde(default)]
     pub ports_at_firing: NodeCounters,

@@ -1,7 +1,7 @@
 //! A hand-built run of suite 01 in which everything holds; tests bend it.
 
 use super::record::{
-    FaultRecord, FaultViewEntry, IterationRecord, NicCounters, NodeCounters, RepairRecord, RunRecord, Span,
+    FaultRecord, FaultViewEntry, IterationRecord, Means, NicCounters, NodeCounters, RepairRecord, RunRecord, Span,
     TransportRecord,
 };
 use crate::suite::Suite;
@@ -96,6 +96,8 @@ pub(crate) fn record_01() -> RunRecord {
             first_drop_ns: Some(fired_at_ns),
             healed_at_ns: None,
             healed: true,
+            means: Means::Packets,
+            carrier_lost: None,
             ports_at_firing: counters(PORT_BYTES / 4, &NICS),
         }],
         repairs: vec![RepairRecord {

@@ -2,7 +2,7 @@
 
 use r2cc_inject::fault::Fault;
 
-use super::record::{FaultRecord, FaultViewEntry, RunRecord, WrongElement};
+use super::record::{FaultRecord, FaultViewEntry, Means, RunRecord, WrongElement};
 use super::sample::{CUT_AFTER_MS, HEALTHY_MS, HIT_MS, MS, NICS, PORT_BYTES, counters, record_01, suite_01};
 use super::{CheckClass, CheckResult, CheckStatus, evaluate, figures, keep_only, place_faults};
 use crate::suite::{Near, NodeBytes, Percent, Statistic, Suite, TimeRatio, Timing};
@@ -175,6 +175,50 @@ fn one_byte_passed_after_the_cut_fails_in_the_direction_that_was_cut() {
     };
     assert_eq!(asking("silent_after_cut", rail, on_node_3), Fail);
     assert_eq!(bent("silent_after_cut", on_node_3), Pass);
+}
+
+#[test]
+fn a_port_that_is_blocked_at_the_switch_may_go_on_sending_and_receives_nothing() {
+    let moved = |rx: u64, tx: u64| {
+        let mut record = record_01();
+        record.faults[0].means = Means::Change;
+        let port = record.iterations[9].nics.get_mut("node-1").unwrap().get_mut("mlx5_2").unwrap();
+        (port.passed_rx_bytes, port.passed_tx_bytes) = (rx, tx);
+        check(&suite_01(), &record, "silent_after_cut")
+    };
+    assert_eq!((moved(0, 9000).status, moved(0, 9000).unit.as_str()), (Pass, "bytes received"));
+    assert_eq!(moved(1, 0).status, Fail);
+}
+
+#[test]
+fn a_link_that_is_set_down_is_proved_by_its_carrier_and_by_counters_that_stand_still() {
+    let down = |suite: &mut Suite| {
+        suite.faults[0] = "link-down@node-1/mlx5_2 from allreduce#3+25% for run".parse::<Fault>().unwrap();
+    };
+    let carrier = |lost| {
+        asking("carrier_lost", down, |run| {
+            run.faults[0].carrier_lost = lost;
+            // Nothing is dropped where nothing can be sent.
+            run.faults[0].packets_dropped = 0;
+        })
+    };
+    assert_eq!(carrier(Some(true)), Pass);
+    assert_eq!(carrier(Some(false)), Inconclusive);
+    assert_eq!(carrier(None), Inconclusive);
+    let moved = |interface: u64, programs: u64| {
+        asking("silent_after_cut", down, |run| {
+            run.faults[0].means = Means::Change;
+            let port = run.iterations[9].nics.get_mut("node-1").unwrap().get_mut("mlx5_2").unwrap();
+            (port.tx_bytes, port.passed_tx_bytes) = (interface, programs);
+        })
+    };
+    assert_eq!(moved(0, 0), Pass);
+    assert_eq!(moved(0, 60), Pass, "what a program saw on its way to a dead interface did not move");
+    assert_eq!(moved(1, 0), Fail);
+    let mut suite = suite_01();
+    down(&mut suite);
+    let results = evaluate(&suite, &record_01(), Timing::Enforced);
+    assert!(results.iter().all(|result| result.name != "fault_stopped"));
 }
 
 #[test]

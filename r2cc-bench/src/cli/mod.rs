@@ -90,6 +90,11 @@ enum Role {
     Rank,
     /// Plain TCP's goodput; orders on standard input.
     Goodput,
+    /// Makes and undoes a change, beside the bench that asked for it; orders on standard input.
+    Watch {
+        /// The change on record.
+        record: PathBuf,
+    },
     /// Run a command inside a node of a running cluster.
     Enter {
         /// The node.
@@ -202,6 +207,7 @@ fn work(role: Role) -> Code {
     let outcome = match role {
         Role::Rank => workload::rank::serve(),
         Role::Goodput => goodput::serve().map_err(anyhow::Error::from),
+        Role::Watch { record } => r2cc_inject::watcher::run(&record).map_err(anyhow::Error::from),
         Role::Enter { node, cluster: id, argv } => {
             cluster::enter(&node, id.as_deref(), &argv).map(|never| match never {}).map_err(anyhow::Error::from)
         }

@@ -94,9 +94,13 @@ pub(super) fn run_suites(args: &RunArgs) -> Code {
             return Code::Internal;
         }
     }
-    // A bench that was killed earlier leaves its state file; nothing else can be left.
+    // A bench that was killed earlier leaves its state file, and the records of its changes; nothing else can be left.
     if let Err(error) = cluster::sweep() {
         tracing::warn!(%error, "sweep");
+    }
+    match r2cc_inject::watcher::sweep() {
+        Ok(swept) => swept.iter().for_each(|fault| tracing::warn!("swept {fault}, of a process that was killed")),
+        Err(error) => tracing::warn!(%error, "sweep"),
     }
     let many = suites.len() > 1;
     let mut codes = Vec::new();

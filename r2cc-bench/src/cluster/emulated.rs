@@ -1,4 +1,4 @@
-//! The emulated cluster: building it, changing it while it runs, reading its counters.
+//! The emulated cluster: building it, naming its places, reading its counters.
 //!
 //! A node is a network and a UTS namespace. Its NICs are veth pairs whose other ends are ports of
 //! bridges in a switch namespace; both ends of a NIC with a rate are shaped on their way out.
@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::{prctl, signal::Signal};
+use r2cc_inject::change::Place;
+use r2cc_inject::netns::Netns;
 
 use super::netlink::Route;
 use super::netns::Namespaces;
@@ -46,7 +48,6 @@ pub struct EmulatedCluster {
     fabric: Fabric,
     nodes: Vec<Node>,
     switch: Namespaces,
-    switch_route: Mutex<Route>,
     node_routes: Vec<Mutex<Route>>,
     _state: StateFile,
 }
@@ -111,9 +112,9 @@ pub struct NicCounters {
 /// Which end of a NIC's cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The NIC itself: it goes down, and loses its routes.
+    /// The NIC itself: set down, it loses its routes.
     Node,
-    /// The switch port: the NIC stays up and sees its carrier go.
+    /// The switch port: set down, the NIC stays up and sees its carrier go.
     Switch,
 }
 
@@ -133,15 +134,7 @@ impl EmulatedCluster {
         }
         let id = format!("{}-{}", std::process::id(), NEXT_CLUSTER.fetch_add(1, Ordering::Relaxed));
         let state = StateFile::write(&id, &nodes, switch.net.as_fd())?;
-        Ok(Self {
-            id,
-            fabric: spec.fabric,
-            nodes,
-            switch,
-            switch_route: Mutex::new(switch_route),
-            node_routes,
-            _state: state,
-        })
+        Ok(Self { id, fabric: spec.fabric, nodes, switch, node_routes, _state: state })
     }
 
     /// Name of this cluster among those of the machine.
@@ -221,42 +214,17 @@ impl EmulatedCluster {
         Ok(all)
     }
 
-    /// Changes the rate of both directions of a NIC, or takes the shaping away.
-    pub fn set_rate(&self, node: &str, nic: &str, bits_s: Option<u64>) -> Result<(), ClusterError> {
-        let (position, nic) = self.locate(node, nic)?;
-        if let Some(rate) = bits_s {
-            spec::check_rate(&format!("{node}/{}", nic.name), rate)?;
-        }
-        shape(&mut lock(&self.node_routes[position]), nic.index, bits_s)?;
-        shape(&mut lock(&self.switch_route), nic.switch_port_index, bits_s)
-    }
-
-    /// Takes one end of a NIC's cable down, or up again.
-    pub fn set_link(&self, node: &str, nic: &str, side: Side, up: bool) -> Result<(), ClusterError> {
-        let (position, nic) = self.locate(node, nic)?;
-        let what = format!("set {nic} {}", if up { "up" } else { "down" });
-        match side {
-            Side::Switch => lock(&self.switch_route).apply(&what, wiring::link_state(nic.switch_port_index, up), 0),
-            Side::Node => {
-                let mut route = lock(&self.node_routes[position]);
-                route.apply(&what, wiring::link_state(nic.index, up), 0)?;
-                // The kernel restores an interface's connected route, not the ones we added.
-                if up && self.fabric == Fabric::Any && nic.rail.is_some() {
-                    route_own_table(&mut route, nic)?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Takes a NIC's switch port off its bridge, or back: silence, with the carrier still there.
-    pub fn block_port(&self, node: &str, nic: &str, blocked: bool) -> Result<(), ClusterError> {
-        let (_, nic) = self.locate(node, nic)?;
-        let mut route = lock(&self.switch_route);
-        let bridge = (!blocked).then_some(nic.bridge_index);
-        let what = format!("{} port {}", if blocked { "block" } else { "free" }, nic.switch_port);
-        route.apply(&what, wiring::port_bridge(nic.switch_port_index, bridge), 0)?;
-        if blocked { Ok(()) } else { settle_port(&mut route, nic) }
+    /// One end of a NIC's cable, as faults name it to whoever carries them out.
+    pub fn place(&self, node: &str, nic: &str, side: Side) -> Result<Place, ClusterError> {
+        let (position, found) = self.locate(node, nic)?;
+        let (netns, ifname) = match side {
+            Side::Node => (self.nodes[position].netns.as_fd(), &found.name),
+            Side::Switch => (self.switch.net.as_fd(), &found.switch_port),
+        };
+        let path = format!("/proc/{}/fd/{}", std::process::id(), netns.as_raw_fd());
+        let netns = Netns::at(path)
+            .map_err(|error| ClusterError::from_os(format!("name the namespace of {ifname}"), node, error))?;
+        Ok(Place { netns, ifname: ifname.clone() })
     }
 
     fn position(&self, node: &str) -> Result<usize, ClusterError> {
@@ -348,7 +316,7 @@ fn add_node(switch: &mut Route, spec: &ClusterSpec, position: usize) -> Result<(
     let rates = asked.nics.iter().map(|nic| nic.rate_bits_s);
     for (nic, rate) in [&node.mgmt].into_iter().chain(&node.nics).zip([None].into_iter().chain(rates)) {
         plug(switch, &mut route, &node, nic, position)?;
-        if rate.is_some() {
+        if let Some(rate) = rate {
             shape(&mut route, nic.index, rate)?;
             shape(switch, nic.switch_port_index, rate)?;
         }
@@ -372,17 +340,6 @@ fn plug(switch: &mut Route, route: &mut Route, node: &Node, nic: &Nic, position:
         wiring::veth(&port, nic.bridge_index, &end, node.netns.as_raw_fd()),
         NLM_F_CREATE | NLM_F_EXCL,
     )?;
-    settle_port(switch, nic)?;
-    route.apply(&format!("set {nic} up"), wiring::link_state(nic.index, true), 0)?;
-    route.apply(
-        &format!("give {nic} the address {}/{}", nic.addr, nic.prefix),
-        wiring::address(nic.index, nic.addr, nic.prefix),
-        NLM_F_CREATE | NLM_F_EXCL,
-    )
-}
-
-/// What a port needs each time it has joined its bridge.
-fn settle_port(switch: &mut Route, nic: &Nic) -> Result<(), ClusterError> {
     switch.apply(
         &format!("stop flooding to port {}", nic.switch_port),
         wiring::port_without_flood(nic.switch_port_index),
@@ -392,6 +349,12 @@ fn settle_port(switch: &mut Route, nic: &Nic) -> Result<(), ClusterError> {
         &format!("enter the station behind port {}", nic.switch_port),
         wiring::port_station(nic.switch_port_index, nic.mac),
         NLM_F_CREATE | NLM_F_REPLACE,
+    )?;
+    route.apply(&format!("set {nic} up"), wiring::link_state(nic.index, true), 0)?;
+    route.apply(
+        &format!("give {nic} the address {}/{}", nic.addr, nic.prefix),
+        wiring::address(nic.index, nic.addr, nic.prefix),
+        NLM_F_CREATE | NLM_F_EXCL,
     )
 }
 
@@ -428,23 +391,12 @@ fn own_table(nic: &Nic) -> u8 {
     u8::try_from(TABLE_BASE + nic.index).unwrap_or(u8::MAX - 3)
 }
 
-fn shape(route: &mut Route, index: u32, bits_s: Option<u64>) -> Result<(), ClusterError> {
-    match bits_s {
-        Some(rate) => route.apply(
-            &format!("shape interface {index} to {rate} bit/s"),
-            wiring::shaping(index, rate),
-            NLM_F_CREATE | NLM_F_REPLACE,
-        ),
-        None => match route.apply(&format!("take the shaping from interface {index}"), wiring::no_shaping(index), 0) {
-            // It had none.
-            Err(ClusterError::Refused { source, .. })
-                if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) =>
-            {
-                Ok(())
-            }
-            result => result,
-        },
-    }
+fn shape(route: &mut Route, index: u32, bits_s: u64) -> Result<(), ClusterError> {
+    route.apply(
+        &format!("shape interface {index} to {bits_s} bit/s"),
+        wiring::shaping(index, bits_s),
+        NLM_F_CREATE | NLM_F_REPLACE,
+    )
 }
 
 fn rail_bridge(fabric: Fabric, rail: usize) -> u32 {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use r2cc_inject::change::{Change, Planned};
 use socket2::{Domain, Socket, Type};
 
 use super::*;
@@ -22,6 +23,13 @@ fn three_by_three(fabric: Fabric) -> EmulatedCluster {
 
 fn nic<'a>(cluster: &'a EmulatedCluster, node: &str, nic: &str) -> &'a Nic {
     cluster.node(node).unwrap().nic(nic).unwrap()
+}
+
+/// A change at one end of a cable, made.
+fn changed(cluster: &EmulatedCluster, node: &str, nic: &str, side: Side, change: Change) -> Planned {
+    let planned = Planned::new(cluster.place(node, nic, side).unwrap(), change).unwrap();
+    planned.make().unwrap();
+    planned
 }
 
 fn listener(cluster: &EmulatedCluster, node: &str, addr: Ipv4Addr) -> Socket {
@@ -167,7 +175,7 @@ fn fastest(sender: &Socket, receiver: &Socket, bytes: usize) -> Duration {
 }
 
 #[test]
-fn the_rate_bounds_either_direction_and_follows_when_changed() {
+fn the_rate_bounds_either_direction_and_follows_when_changed_and_put_back() {
     let cluster = three_by_three(Fabric::Rails);
     let (one, two) = stream(&cluster, ("node-1", "mlx5_0"), ("node-2", "mlx5_0"));
     let bytes = 2_000_000;
@@ -180,17 +188,14 @@ fn the_rate_bounds_either_direction_and_follows_when_changed() {
         }
     };
     is_shaped_to(RATE);
-    cluster.set_rate("node-1", "mlx5_0", Some(RATE / 4)).unwrap();
+    let slow = Change::Rate { bits_per_second: RATE / 4 };
+    let made = [Side::Node, Side::Switch].map(|side| changed(&cluster, "node-1", "mlx5_0", side, slow));
     is_shaped_to(RATE / 4);
-    for _ in 0..2 {
-        cluster.set_rate("node-1", "mlx5_0", None).unwrap();
-    }
-    // node-2's end is still shaped, at the full rate.
+    made.iter().for_each(|planned| planned.undo().unwrap());
     is_shaped_to(RATE);
-    cluster.set_rate("node-2", "mlx5_0", None).unwrap();
+    let bare = EmulatedCluster::build(&ClusterSpec::uniform(2, &["mlx5_0"], None, Fabric::Rails)).unwrap();
+    let (one, two) = stream(&bare, ("node-1", "mlx5_0"), ("node-2", "mlx5_0"));
     assert!(fastest(&one, &two, bytes) < shortest(bytes, RATE));
-    cluster.set_rate("node-1", "mlx5_0", Some(RATE)).unwrap();
-    is_shaped_to(RATE);
 }
 
 #[test]
@@ -198,7 +203,7 @@ fn a_blocked_port_is_silent_with_its_carrier_and_carries_on_when_freed() {
     let cluster = three_by_three(Fabric::Rails);
     let (sender, receiver) = stream(&cluster, ("node-1", "mlx5_3"), ("node-2", "mlx5_3"));
     transfer(&sender, &receiver, 100_000);
-    cluster.block_port("node-1", "mlx5_3", true).unwrap();
+    let blocked = changed(&cluster, "node-1", "mlx5_3", Side::Switch, Change::BlockPort);
     let bystander = counters_of(&cluster, "node-3", "mlx5_3").rx_bytes;
     for socket in [&sender, &receiver] {
         let mut socket = socket;
@@ -212,7 +217,7 @@ fn a_blocked_port_is_silent_with_its_carrier_and_carries_on_when_freed() {
     let flooded = counters_of(&cluster, "node-3", "mlx5_3").rx_bytes - bystander;
     assert!(flooded < 1000, "{flooded} bytes reached a third node");
 
-    cluster.block_port("node-1", "mlx5_3", false).unwrap();
+    blocked.undo().unwrap();
     for socket in [&sender, &receiver] {
         let mut socket = socket;
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -230,14 +235,14 @@ fn a_switch_port_that_goes_down_takes_the_carrier_and_a_nic_its_routes() {
         let reach = |patience| connect(&cluster, "node-1", source, &target, patience);
         reach(PATIENCE).unwrap();
         for side in [Side::Switch, Side::Node] {
-            cluster.set_link("node-1", "mlx5_0", side, false).unwrap();
+            let down = changed(&cluster, "node-1", "mlx5_0", side, Change::LinkDown);
             assert!(!carrier(&cluster, "node-1", "mlx5_0"), "{side:?}");
             assert!(carrier(&cluster, "node-1", "mlx5_2"), "{side:?}");
             let error = reach(GIVEN_UP).unwrap_err();
             if side == Side::Node {
                 assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH), "{error}");
             }
-            cluster.set_link("node-1", "mlx5_0", side, true).unwrap();
+            down.undo().unwrap();
             assert!(carrier(&cluster, "node-1", "mlx5_0"), "{side:?}");
             reach(PATIENCE).unwrap();
         }
@@ -312,9 +317,9 @@ fn two_clusters_with_the_same_names_and_addresses_do_not_meet() {
 #[test]
 fn a_place_that_does_not_exist_is_named_with_those_that_do() {
     let cluster = three_by_three(Fabric::Rails);
-    let error = cluster.block_port("node-9", "mlx5_0", true).unwrap_err();
+    let error = cluster.place("node-9", "mlx5_0", Side::Switch).unwrap_err();
     assert!(error.to_string().contains("node-1, node-2, node-3"), "{error}");
-    let error = cluster.set_rate("node-1", "mlx5_9", None).unwrap_err();
+    let error = cluster.place("node-1", "mlx5_9", Side::Node).unwrap_err();
     assert!(error.to_string().contains("node-1/mlx5_9"), "{error}");
     assert!(error.to_string().contains("mlx5_2"), "{error}");
     assert!(!error.is_environment());

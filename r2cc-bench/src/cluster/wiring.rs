@@ -101,19 +101,11 @@ pub(super) fn link_state(index: u32, up: bool) -> Message {
     Message::SetLink(link)
 }
 
-/// Puts a switch port on a bridge, or on none.
-pub(super) fn port_bridge(port: u32, bridge: Option<u32>) -> Message {
-    let mut link = LinkMessage::default();
-    link.header.index = port;
-    link.attributes = vec![LinkAttribute::Controller(bridge.unwrap_or(0))];
-    Message::SetLink(link)
-}
-
 /// Stops a port from being sent frames for unknown stations.
 ///
 /// A dead NIC's frames would otherwise be flooded to every other NIC of the rail, take its
-/// bandwidth and move its counters. A port that another tool put back on the bridge has the
-/// kernel's default again and still works.
+/// bandwidth and move its counters. A port that another tool takes off its bridge and puts back has
+/// the kernel's default again and still works.
 pub(super) fn port_without_flood(port: u32) -> Message {
     let mut link = LinkMessage::default();
     link.header.index = port;
@@ -196,7 +188,7 @@ pub(super) fn on_link_route(table: u8, network: (Ipv4Addr, u8), index: u32, sour
     Message::NewRoute(route)
 }
 
-/// Shapes what leaves an interface; sent again with another rate, it changes it in place.
+/// Shapes what leaves an interface.
 pub(super) fn shaping(index: u32, bits_s: u64) -> Message {
     let mut message = root_qdisc(index);
     message.header.handle = TcHandle { major: 1, minor: 0 };
@@ -211,11 +203,6 @@ pub(super) fn shaping(index: u32, bits_s: u64) -> Message {
     }
     message.attributes = vec![TcAttribute::Kind("tbf".to_owned()), TcAttribute::Options(options)];
     Message::NewQueueDiscipline(message)
-}
-
-/// Takes the shaping of an interface away.
-pub(super) fn no_shaping(index: u32) -> Message {
-    Message::DelQueueDiscipline(root_qdisc(index))
 }
 
 fn root_qdisc(index: u32) -> TcMessage {

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::exit::{ExitCode, Verdict, judge};
 use crate::check::figures::{Baseline, HitIteration};
 use crate::check::record::{
-    FaultRecord, FaultViewEntry, IterationRecord, NodeCounters, RepairRecord, RunRecord, TransportRecord, WrongElement,
+    FaultRecord, FaultViewEntry, IterationRecord, Means, NodeCounters, RepairRecord, RunRecord, TransportRecord,
+    WrongElement,
 };
 use crate::check::{CheckResult, CheckStatus, figures};
 use crate::suite::{Fabric, ScaleRow, Suite};
@@ -145,6 +146,12 @@ pub struct FaultSummary {
     pub healed_at_ns: Option<u64>,
     /// Whether nothing of it is left.
     pub healed: bool,
+    /// What carried it out.
+    #[serde(default)]
+    pub means: Means,
+    /// Of a link set down: whether the carrier went.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carrier_lost: Option<bool>,
 }
 
 /// What a summary needs beyond the record: how and where the run was made.
@@ -301,6 +308,8 @@ impl FaultSummary {
             first_drop_ns: record.first_drop_ns,
             healed_at_ns: record.healed_at_ns,
             healed: record.healed,
+            means: record.means,
+            carrier_lost: record.carrier_lost,
         }
     }
 }

@@ -1,17 +1,22 @@
-//! Carries out a suite's faults: arms them in the kernel, renews their leases, does in user space what has to
-//! be done there (link down, rate, a port blocked at the switch), ends them on time, and says what became of each.
+//! Carries out a suite's faults: arms them in the kernel, has a watcher make what netlink has to do (link down,
+//! rate, a port blocked at the switch), renews their leases, ends them on time, and says what became of each.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use r2cc::collective::Collective;
 use r2cc::transport::now;
+use r2cc_inject::change::{Change, Planned};
 use r2cc_inject::fault::{At, Fault, Kind, Offset, Op, Trigger, Until};
-use r2cc_inject::{ArmRequest, CallPoint, Effect, FaultId, FaultStatus, Injector, KernelTrigger, PortId};
+use r2cc_inject::netlink::Route;
+use r2cc_inject::watcher::Watched;
+use r2cc_inject::{ArmRequest, CallPoint, Effect, FaultId, FaultStatus, Injector, KernelTrigger, Phase, PortId};
 
 use super::counters;
-use crate::check::record::{FaultRecord, IterationRecord, NodeCounters};
+use crate::check::record::{FaultRecord, IterationRecord, Means, NodeCounters};
 use crate::cluster::{EmulatedCluster, Side};
 
 /// A fault that nobody renews ends after this, unless the run is given another lease.
@@ -26,7 +31,7 @@ const HOST_SYMBOL: &str = "r2cc_collective_begin";
 pub enum Cutter {
     /// Programs of our injector in the packet path.
     Xdp,
-    /// The switch: the port leaves its bridge, by netlink, when the injector marks the position.
+    /// The switch: its bridge disables the port, by netlink, when the injector marks the position.
     Switch,
 }
 
@@ -43,14 +48,6 @@ pub(super) struct JobFacts<'a> {
 }
 
 #[derive(Debug)]
-enum InUserSpace {
-    Nothing,
-    Rate(u64),
-    LinkDown,
-    BlockPort,
-}
-
-#[derive(Debug)]
 struct Carried {
     fault: Fault,
     places: Vec<(String, String)>,
@@ -58,12 +55,22 @@ struct Carried {
     arm_at: Option<Instant>,
     id: Option<FaultId>,
     asked_bytes: Option<u64>,
-    user_space: InUserSpace,
-    begun: bool,
-    begun_ns: Option<u64>,
-    undone: bool,
+    /// What netlink has to do; none: the programs in the packet path do it all.
+    change: Option<Change>,
+    watched: Option<Watched>,
+    made_ns: Option<u64>,
+    carrier_lost: Option<bool>,
+    ended_ns: Option<u64>,
+    end: Ending,
     last: FaultStatus,
     sent_before: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    NotYet,
+    Undone,
+    LeftBehind,
 }
 
 /// The faults of a run.
@@ -71,20 +78,16 @@ struct Carried {
 pub(super) struct FaultDriver<'a> {
     cluster: &'a EmulatedCluster,
     injector: Injector,
-    rate_bits_s: Option<u64>,
+    program: PathBuf,
     lease: Duration,
     carried: Vec<Carried>,
     renewed: Instant,
 }
 
 impl<'a> FaultDriver<'a> {
-    pub(super) fn new(
-        cluster: &'a EmulatedCluster,
-        injector: Injector,
-        rate_bits_s: Option<u64>,
-        lease: Duration,
-    ) -> Self {
-        Self { cluster, injector, rate_bits_s, lease, carried: Vec::new(), renewed: Instant::now() }
+    /// `program`: this one, which also is the watchers' program.
+    pub(super) fn new(cluster: &'a EmulatedCluster, injector: Injector, program: PathBuf, lease: Duration) -> Self {
+        Self { cluster, injector, program, lease, carried: Vec::new(), renewed: Instant::now() }
     }
 
     pub(super) fn injector(&self) -> &Injector {
@@ -139,15 +142,13 @@ impl<'a> FaultDriver<'a> {
                 }
             }
         };
-        let (effect, user_space) = match fault.kind {
-            Kind::Drop if cutter == Cutter::Switch => (Effect::MarkOnly, InUserSpace::BlockPort),
-            Kind::Drop => (Effect::Drop, InUserSpace::Nothing),
-            Kind::Loss { parts_per_million } => {
-                (Effect::Loss { parts_per_million, seed: facts.seed }, InUserSpace::Nothing)
-            }
-            Kind::Flap { down, up } => (Effect::Flap { down, up }, InUserSpace::Nothing),
-            Kind::Rate { bits_per_second } => (Effect::MarkOnly, InUserSpace::Rate(bits_per_second)),
-            Kind::LinkDown => (Effect::MarkOnly, InUserSpace::LinkDown),
+        let (effect, change) = match fault.kind {
+            Kind::Drop if cutter == Cutter::Switch => (Effect::MarkOnly, Some(Change::BlockPort)),
+            Kind::Drop => (Effect::Drop, None),
+            Kind::Loss { parts_per_million } => (Effect::Loss { parts_per_million, seed: facts.seed }, None),
+            Kind::Flap { down, up } => (Effect::Flap { down, up }, None),
+            Kind::Rate { bits_per_second } => (Effect::MarkOnly, Some(Change::Rate { bits_per_second })),
+            Kind::LinkDown => (Effect::MarkOnly, Some(Change::LinkDown)),
         };
         let until = match &fault.until {
             Until::Call { op, n } => Some(call(*op, *n)?),
@@ -161,10 +162,12 @@ impl<'a> FaultDriver<'a> {
             arm_at,
             id: None,
             asked_bytes,
-            user_space,
-            begun: false,
-            begun_ns: None,
-            undone: false,
+            change,
+            watched: None,
+            made_ns: None,
+            carrier_lost: None,
+            ended_ns: None,
+            end: Ending::NotYet,
             last: FaultStatus::default(),
             sent_before: 0,
         })
@@ -192,7 +195,7 @@ impl<'a> FaultDriver<'a> {
     pub(super) fn pace(&self) -> Duration {
         let hurry = self.carried.iter().any(|c| {
             let timed = c.id.is_none() || !matches!(c.fault.until, Until::Run);
-            (!matches!(c.user_space, InUserSpace::Nothing) && !c.begun) || timed
+            (c.change.is_some() && c.made_ns.is_none()) || timed
         });
         if hurry { Duration::from_millis(1) } else { Duration::from_millis(50) }
     }
@@ -206,17 +209,16 @@ impl<'a> FaultDriver<'a> {
         for i in 0..self.carried.len() {
             if self.carried[i].arm_at.is_some_and(|at| Instant::now() >= at) {
                 self.carried[i].arm_at = None;
-                self.carried[i].id = Some(self.injector.arm(self.carried[i].request.clone())?);
+                self.arm_now(i)?;
             }
             let Some(id) = self.carried[i].id else { continue };
             let status = self.injector.status(id)?;
             let ended = status.healed_at_ns.is_some();
             if renew && !ended {
-                let renewed = self.injector.renew(id, self.lease);
-                renewed.with_context(|| format!("fault {}", self.carried[i].fault))?;
+                self.renew(i, id).with_context(|| format!("fault {}", self.carried[i].fault))?;
             }
-            if status.fired && !self.carried[i].begun {
-                self.begin(i)?;
+            if status.fired && self.carried[i].made_ns.is_none() {
+                self.make(i)?;
             }
             let over = match (&self.carried[i].fault.until, status.fired_at_ns) {
                 (Until::For(span), Some(at)) => now().as_nanos() as u64 >= at + span.as_nanos() as u64,
@@ -224,24 +226,65 @@ impl<'a> FaultDriver<'a> {
             };
             self.carried[i].last = status;
             if ended || over {
-                self.end(i)?;
+                self.carried[i].ended_ns = self.end(i)?;
             }
         }
         Ok(())
     }
 
-    fn begin(&mut self, i: usize) -> Result<()> {
-        self.carried[i].begun = true;
-        self.carried[i].sent_before = self.sent_packets(i)?;
-        for (node, nic) in &self.carried[i].places {
-            match self.carried[i].user_space {
-                InUserSpace::Nothing => {}
-                InUserSpace::Rate(bits_s) => self.cluster.set_rate(node, nic, Some(bits_s))?,
-                InUserSpace::LinkDown => self.cluster.set_link(node, nic, Side::Switch, false)?,
-                InUserSpace::BlockPort => self.cluster.block_port(node, nic, true)?,
+    fn arm_now(&mut self, i: usize) -> Result<()> {
+        let carried = &mut self.carried[i];
+        let named = || format!("fault {}", carried.fault);
+        if let Some(change) = carried.change {
+            // A rate holds both ways; a link is down, and a port blocked, at the switch.
+            let sides: &[Side] =
+                if let Change::Rate { .. } = change { &[Side::Node, Side::Switch] } else { &[Side::Switch] };
+            let mut planned = Vec::new();
+            for (node, nic) in &carried.places {
+                for side in sides {
+                    planned.push(Planned::new(self.cluster.place(node, nic, *side)?, change).with_context(named)?);
+                }
             }
+            let mut command = Command::new(&self.program);
+            command.args(["worker", "watch"]);
+            let watched = Watched::start(command, &carried.fault.to_string(), planned, self.lease);
+            carried.watched = Some(watched.with_context(named)?);
         }
-        self.carried[i].begun_ns = Some(now().as_nanos() as u64);
+        let id = self.injector.arm(carried.request.clone()).with_context(named)?;
+        self.injector.label(id, &carried.fault.to_string())?;
+        carried.id = Some(id);
+        Ok(())
+    }
+
+    fn renew(&mut self, i: usize, id: FaultId) -> Result<()> {
+        let expires_ns = self.injector.renew(id, self.lease)?;
+        let Some(watched) = &mut self.carried[i].watched else { return Ok(()) };
+        if watched.renew(self.lease).is_ok() && !watched.has_ended() {
+            return Ok(());
+        }
+        match watched.record()? {
+            record if record.phase == Phase::Expired => {
+                let late = expires_ns.saturating_sub(record.expires_at_ns);
+                Err(r2cc_inject::Error::Expired { late: Duration::from_nanos(late) }.into())
+            }
+            _ => bail!("the process that watches over it has ended"),
+        }
+    }
+
+    /// Does what the kernel has marked the time of.
+    fn make(&mut self, i: usize) -> Result<()> {
+        self.carried[i].sent_before = self.sent_packets(i)?;
+        let carried = &mut self.carried[i];
+        let Some(watched) = &mut carried.watched else { return Ok(()) };
+        carried.made_ns = Some(watched.make().with_context(|| format!("fault {}", carried.fault))?);
+        if carried.change == Some(Change::LinkDown) {
+            let mut lost = true;
+            for (node, nic) in &carried.places {
+                let netns = &self.cluster.node(node).with_context(|| format!("no node {node}"))?.netns;
+                lost &= !Route::open(netns.as_fd())?.interface(nic)?.has_carrier;
+            }
+            carried.carrier_lost = Some(lost);
+        }
         Ok(())
     }
 
@@ -251,31 +294,26 @@ impl<'a> FaultDriver<'a> {
         Ok(self.cluster.counters()?.iter().filter(|c| of(c)).map(|c| c.tx_packets).sum())
     }
 
-    /// Ends a fault: the kernel's part is healed, what was done in user space is undone.
-    fn end(&mut self, i: usize) -> Result<()> {
+    /// Ends a fault: the kernel's part is healed, what was changed is put back. Answers with when that was done.
+    fn end(&mut self, i: usize) -> Result<Option<u64>> {
         let id = self.carried[i].id;
         if let Some(id) = id {
             let status = self.injector.heal(id)?;
             self.carried[i].last = status;
         }
-        if self.carried[i].undone {
-            return Ok(());
+        if self.carried[i].end != Ending::NotYet {
+            return Ok(self.carried[i].ended_ns);
         }
-        if self.carried[i].begun && !matches!(self.carried[i].user_space, InUserSpace::Nothing) {
-            let sent = self.sent_packets(i)?.saturating_sub(self.carried[i].sent_before);
+        let sent = self.sent_packets(i)?.saturating_sub(self.carried[i].sent_before);
+        let carried = &mut self.carried[i];
+        if carried.made_ns.is_some() && carried.change != Some(Change::LinkDown) {
             // What the node went on sending into a dead port, or through a slow one, is what the fault met.
-            self.carried[i].last.packets_dropped.tx = sent;
-            for (node, nic) in &self.carried[i].places {
-                match self.carried[i].user_space {
-                    InUserSpace::Nothing => {}
-                    InUserSpace::Rate(_) => self.cluster.set_rate(node, nic, self.rate_bits_s)?,
-                    InUserSpace::LinkDown => self.cluster.set_link(node, nic, Side::Switch, true)?,
-                    InUserSpace::BlockPort => self.cluster.block_port(node, nic, false)?,
-                }
-            }
+            carried.last.packets_dropped.tx = sent;
         }
-        self.carried[i].undone = true;
-        Ok(())
+        carried.end = Ending::LeftBehind;
+        let record = carried.watched.take().map(Watched::heal).transpose()?;
+        carried.end = Ending::Undone;
+        Ok(record.and_then(|record| record.ended_at_ns))
     }
 
     /// Ends every fault and says what became of each. `starts`: the programs' counters when each iteration began.
@@ -286,7 +324,7 @@ impl<'a> FaultDriver<'a> {
     ) -> Result<Vec<FaultRecord>> {
         let mut records = Vec::new();
         for i in 0..self.carried.len() {
-            if !self.carried[i].undone {
+            if self.carried[i].end == Ending::NotYet {
                 // Read before it is healed, so that a fault that lasted for the run has no end of its own.
                 let before = self.carried[i].id.map(|id| self.injector.status(id)).transpose()?;
                 // One that cannot be ended is told of as left behind; the others are still ended.
@@ -305,8 +343,8 @@ impl<'a> FaultDriver<'a> {
 
     fn record(&self, i: usize, iterations: &[IterationRecord], starts: &[NodeCounters]) -> FaultRecord {
         let (carried, status) = (&self.carried[i], &self.carried[i].last);
-        let in_user_space = !matches!(carried.user_space, InUserSpace::Nothing);
-        let fired_at_ns = if in_user_space { carried.begun_ns } else { status.fired_at_ns };
+        let means = if carried.change.is_some() { Means::Change } else { Means::Packets };
+        let fired_at_ns = if means == Means::Change { carried.made_ns } else { status.fired_at_ns };
         let hit = fired_at_ns.and_then(|at| iterations.iter().position(|it| it.runs_on_every_rank_at(at)));
         let at_firing = counters::of_programs(&status.snapshot);
         let ports_at_firing = hit.and_then(|hit| starts.get(hit)).map(|start| counters::between(start, &at_firing));
@@ -319,9 +357,11 @@ impl<'a> FaultDriver<'a> {
             packets_dropped: status.packets_dropped.total(),
             bytes_dropped: status.bytes_dropped.total(),
             fired_at_ns,
-            first_drop_ns: if in_user_space { carried.begun_ns } else { status.first_drop_ns },
-            healed_at_ns: status.healed_at_ns.or(status.expired.then_some(status.expires_at_ns)),
-            healed: carried.undone,
+            first_drop_ns: if means == Means::Change { carried.made_ns } else { status.first_drop_ns },
+            healed_at_ns: carried.ended_ns.or(status.healed_at_ns).or(status.expired.then_some(status.expires_at_ns)),
+            healed: carried.end == Ending::Undone,
+            means,
+            carrier_lost: carried.carrier_lost,
             ports_at_firing: ports_at_firing.unwrap_or_default(),
         }
     }

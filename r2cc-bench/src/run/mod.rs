@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use r2cc::transport::now;
+use r2cc_inject::change::ChangeError;
+use r2cc_inject::watcher::WatchError;
 use r2cc_inject::{Injector, PortSpec};
 
 use crate::check::record::{IterationRecord, NodeCounters, Span, TransportRecord, WrongElement};
@@ -144,6 +146,9 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         Some(GoodputError::Cluster(error)) => Some(error),
         _ => None,
     });
+    if error.is::<WatchError>() || error.is::<ChangeError>() {
+        return ExitCode::NotReady;
+    }
     match error.downcast_ref::<r2cc_inject::Error>() {
         // Nobody renewed it in time: this process was stopped, or starved.
         Some(r2cc_inject::Error::Expired { .. }) => ExitCode::Inconclusive,
@@ -183,7 +188,8 @@ impl Session<'_> {
         self.log.record(at_ns(), Event::Goodput(self.record.goodput_bits_s.clone()))?;
 
         let injector = Injector::attach(&self.ports(&cluster))?;
-        let driver = Mutex::new(FaultDriver::new(&cluster, injector, rate, self.settings.lease));
+        let driver =
+            Mutex::new(FaultDriver::new(&cluster, injector, self.settings.program.clone(), self.settings.lease));
         let configs = self.configs(&cluster)?;
         let program = self.settings.program.clone();
         let command = |config: &RankConfig| {

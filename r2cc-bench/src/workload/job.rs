@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::liveness::Liveness;
 use super::{Order, RankConfig, Report};
 
 /// How often a wait looks for an interrupt.
@@ -23,7 +24,7 @@ pub enum JobError {
     #[error("interrupted")]
     Interrupted,
     /// The bound passed.
-    #[error("after {seconds:.0} s these ranks had not finished {what}: {waiting:?}")]
+    #[error("after {seconds:.0} s these ranks had not finished {what}: {waiting:?}{}", stuck_words(stuck))]
     TimedOut {
         /// What they should have finished.
         what: String,
@@ -31,6 +32,8 @@ pub enum JobError {
         seconds: f64,
         /// The ranks.
         waiting: Vec<usize>,
+        /// Those of them that do not run at all, in words: the others wait for them.
+        stuck: Vec<String>,
     },
     /// Ranks ended or failed.
     #[error("{}", told(first, others))]
@@ -68,6 +71,13 @@ fn told(first: &(usize, String), others: &[(usize, String)]) -> String {
     text
 }
 
+fn stuck_words(stuck: &[String]) -> String {
+    match stuck {
+        [] => "\n  all of them run".to_owned(),
+        stuck => stuck.iter().map(|words| format!("\n  {words}")).collect(),
+    }
+}
+
 #[derive(Debug)]
 enum FromRank {
     Report(Report),
@@ -77,6 +87,7 @@ enum FromRank {
 #[derive(Debug)]
 struct Rank {
     child: Child,
+    liveness: Liveness,
     orders: Option<ChildStdin>,
     /// Its output is closed: nothing more will be heard of it.
     closed: bool,
@@ -119,7 +130,8 @@ impl<'a> Job<'a> {
                 thread::spawn(move || read_reports(rank, out, &sender));
             }
             let orders = child.stdin.take();
-            job.ranks.push(Rank { child, orders, closed: false, ended: false });
+            let liveness = Liveness::new(child.id(), &config.node);
+            job.ranks.push(Rank { child, liveness, orders, closed: false, ended: false });
             job.write(rank, config)?;
         }
         Ok(job)
@@ -176,7 +188,7 @@ impl<'a> Job<'a> {
                 }
                 None => {
                     let waiting = (0..reports.len()).filter(|rank| reports[*rank].is_none()).collect();
-                    return Err(JobError::TimedOut { what: what.to_owned(), seconds: bound.as_secs_f64(), waiting });
+                    return Err(self.timed_out(what, bound, waiting));
                 }
             }
         }
@@ -184,7 +196,7 @@ impl<'a> Job<'a> {
     }
 
     /// Next message, or `None` at the deadline.
-    fn next(&self, deadline: Instant) -> Result<Option<(usize, FromRank)>, JobError> {
+    fn next(&mut self, deadline: Instant) -> Result<Option<(usize, FromRank)>, JobError> {
         loop {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(JobError::Interrupted);
@@ -193,6 +205,7 @@ impl<'a> Job<'a> {
             if left.is_zero() {
                 return Ok(None);
             }
+            self.ranks.iter_mut().for_each(|rank| rank.liveness.look());
             match self.reports.recv_timeout(left.min(LOOK)) {
                 Ok(message) => return Ok(Some(message)),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -200,6 +213,11 @@ impl<'a> Job<'a> {
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
             }
         }
+    }
+
+    fn timed_out(&self, what: &str, bound: Duration, waiting: Vec<usize>) -> JobError {
+        let stuck = waiting.iter().filter_map(|rank| self.ranks[*rank].liveness.complaint(*rank)).collect();
+        JobError::TimedOut { what: what.to_owned(), seconds: bound.as_secs_f64(), waiting, stuck }
     }
 
     /// How a lost rank ended, and what the others say of it.
@@ -251,10 +269,12 @@ impl<'a> Job<'a> {
                         let first = (rank, format!("{status} while closing"));
                         return Err(JobError::Lost { first, others: vec![], environment: false });
                     }
-                    Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+                    Ok(None) if Instant::now() < deadline => {
+                        self.ranks[rank].liveness.look();
+                        thread::sleep(Duration::from_millis(2));
+                    }
                     Ok(None) => {
-                        let (what, seconds) = ("closing".to_owned(), bound.as_secs_f64());
-                        return Err(JobError::TimedOut { what, seconds, waiting: vec![rank] });
+                        return Err(self.timed_out("closing", bound, vec![rank]));
                     }
                     Err(source) => return Err(JobError::Io { rank, source }),
                 }
@@ -360,6 +380,20 @@ mod tests {
         with_job(&[used], |job| {
             let error = job.gather("joining", BOUND).unwrap_err();
             assert!(matches!(error, JobError::Lost { environment: true, .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_is_stopped_is_named_and_those_that_wait_for_it_are_not() {
+        let waits = "while :; do sleep 0.05; done";
+        with_job(&[waits, "kill -STOP $$", waits], |job| {
+            let error = job.gather("iteration 1", Duration::from_secs(6)).unwrap_err();
+            let JobError::TimedOut { waiting, stuck, .. } = &error else { panic!("{error}") };
+            assert_eq!(waiting, &[0, 1, 2]);
+            let [words] = stuck.as_slice() else { panic!("{error}") };
+            let pid = job.pid(1);
+            assert!(words.starts_with(&format!("rank 1 (node, pid {pid}) has not run for ")), "{words}");
+            assert!(words.contains("stopped by a signal"), "{words}");
         });
     }
 

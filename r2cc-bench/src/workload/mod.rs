@@ -3,6 +3,7 @@
 //! suite can be run at all.
 
 pub mod job;
+mod liveness;
 pub mod rank;
 pub mod support;
 

@@ -20,6 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use r2cc_bench::cluster::{self, ClusterState};
 use r2cc_inject::observe::{self, SeenFault};
+use r2cc_inject::watcher::Record;
 
 /// Bound of everything that should happen soon; generous, since the machine may be busy.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -251,6 +252,13 @@ impl Running {
         wait_for("the cut", SOON, || self.fault().filter(|fault| fault.status.first_drop_ns.is_some()))
     }
 
+    /// Its one change by netlink, as it is on record, once it is made.
+    #[track_caller]
+    pub fn wait_for_change(&self) -> Record {
+        let path = Record::path_for(r2cc_inject::process::Process::of(self.child.id()).unwrap(), 0);
+        wait_for("the change", SOON, || Record::read(&path).ok().filter(|record| record.made_at_ns.is_some()))
+    }
+
     /// Its worker processes.
     pub fn workers(&self) -> Vec<Process> {
         let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -345,6 +353,11 @@ impl Held {
             let sessions = observe::sessions().unwrap();
             let mut faults = sessions.iter().flat_map(|session| session.faults());
             faults.all(|fault| fault.owner_pid != self.bench).then_some(())
+        });
+        wait_for("the changes on record to be gone", GONE, || {
+            let changes = Record::all().unwrap();
+            let mine = |change: &Record| change.controller.pid == self.bench;
+            (!changes.iter().any(|(_, change)| change.as_ref().is_ok_and(mine))).then_some(())
         });
         // The inode of a namespace that is gone may serve a younger cluster, which has a state file.
         let survey = cluster::survey().unwrap();
