@@ -352,6 +352,17 @@ impl Engine {
                 };
                 self.give_up(at, failure);
             }
+            LinkEvent::Dark { peer, .. } if self.state.left.contains(&peer) => {}
+            LinkEvent::Dark { peer, .. } => {
+                let failure = Failure::LinkDead {
+                    from: peer,
+                    from_node: self.roster[peer].node.clone(),
+                    to: self.me,
+                    to_node: self.roster[self.me].node.clone(),
+                    seconds: self.link_bound.as_secs(),
+                };
+                self.give_up(at, failure);
+            }
             LinkEvent::Gossip { bytes, .. } => self.hear(at, &bytes),
             LinkEvent::Joined { .. } => {}
             LinkEvent::Broken { peer, error } => tracing::error!(peer, %error, "protocol"),

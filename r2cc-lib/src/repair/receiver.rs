@@ -37,6 +37,11 @@ pub struct Landed {
 pub enum ReceiverAction {
     /// Close this lane now, before reading another byte from any lane.
     Close(Lane),
+    /// Receives are posted, and no lane has worked for the bound.
+    Dead {
+        /// When the last one was lost.
+        since: Time,
+    },
 }
 
 /// The peer broke the protocol; its lane must be closed.
@@ -103,6 +108,11 @@ pub struct Receiver {
     lanes: BTreeMap<Lane, LaneEnd>,
     actions: VecDeque<ReceiverAction>,
     last_tick: Option<Time>,
+    /// The sender has been here.
+    joined: bool,
+    dark_since: Option<Time>,
+    dark_late: Time,
+    dead_told: bool,
     duplicates: u64,
     /// Highest grant written on any lane: what a forgetful receiver thinks is known.
     told: u64,
@@ -119,6 +129,10 @@ impl Receiver {
             lanes: BTreeMap::new(),
             actions: VecDeque::new(),
             last_tick: None,
+            joined: false,
+            dark_since: None,
+            dark_late: Time::ZERO,
+            dead_told: false,
             duplicates: 0,
             told: 0,
         }
@@ -173,6 +187,7 @@ impl Receiver {
             noticed_at: None,
         };
         self.lanes.insert(lane, end);
+        self.joined = true;
         true
     }
 
@@ -347,6 +362,22 @@ impl Receiver {
         if late > Time::ZERO {
             self.lanes.values_mut().for_each(|end| end.stall.handle_late_by(late));
         }
+        if !self.is_dark() {
+            (self.dark_since, self.dark_late, self.dead_told) = (None, Time::ZERO, false);
+            return;
+        }
+        let since = *self.dark_since.get_or_insert(now);
+        self.dark_late = (self.dark_late + late).min(now.saturating_sub(since));
+        if now.saturating_sub(since) >= self.tuning.link_deadline + self.dark_late && !self.dead_told {
+            self.dead_told = true;
+            self.actions.push_back(ReceiverAction::Dead { since });
+        }
+    }
+
+    /// Whether posted receives wait for a sender that was here and has no lane left, or none whose bytes from here
+    /// arrive. One that has nothing to send is not dark, however long it is silent.
+    pub fn is_dark(&self) -> bool {
+        self.joined && self.is_busy() && self.lanes.values().all(|end| end.noticed_at.is_some())
     }
 }
 

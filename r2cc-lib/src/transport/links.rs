@@ -93,6 +93,13 @@ pub enum LinkEvent {
         /// When the last one was lost.
         since: Time,
     },
+    /// An incoming link that messages are awaited on has had no working connection for the bound.
+    Dark {
+        /// The sending end.
+        peer: usize,
+        /// When the last one was lost.
+        since: Time,
+    },
     /// A control message came in over a data lane.
     Gossip {
         /// The other end of the link.
@@ -544,7 +551,7 @@ impl Links {
         self.connections.values().any(|c| c.unsettled || c.owes_ack || c.deadline.is_some())
             || self.links.iter().any(|link| match &link.end {
                 End::Send(sender, _) => !link.left && sender.path_reports().any(|p| p.state != PathState::Live),
-                End::Recv(..) => false,
+                End::Recv(receiver, _) => !link.left && receiver.is_dark(),
             })
     }
 

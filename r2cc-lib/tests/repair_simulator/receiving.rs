@@ -223,7 +223,9 @@ impl ReceiveEnd {
     }
 
     pub fn close_what_is_asked(&mut self, net: &mut Net, judge: &mut Judge) {
-        while let Some(ReceiverAction::Close(lane)) = self.machine.poll_action() {
+        while let Some(action) = self.machine.poll_action() {
+            // The sender's end is asked whether a dark link is told dead.
+            let ReceiverAction::Close(lane) = action else { continue };
             net.trace.note(net.now, format_args!("{} receiver closes {lane:?}", self.link));
             if let Some(end) = self.lanes.remove(&lane) {
                 judge.coverage.half_frame_cut |= end.body.is_some();

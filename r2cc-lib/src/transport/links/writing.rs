@@ -42,7 +42,14 @@ impl Links {
                     }
                     sender.poll_action()
                 }
-                End::Recv(receiver, _) => receiver.poll_action().map(|ReceiverAction::Close(lane)| Action::Close(lane)),
+                End::Recv(receiver, _) => match receiver.poll_action() {
+                    Some(ReceiverAction::Dead { since }) => {
+                        self.events.push_back(LinkEvent::Dark { peer: link.peer, since });
+                        continue;
+                    }
+                    Some(ReceiverAction::Close(lane)) => Some(Action::Close(lane)),
+                    None => None,
+                },
             };
             match action {
                 None => return,
