@@ -3,6 +3,8 @@
 //! Owns the bandwidths that follow from it: of a node, of a pair of nodes, of a ring. A fabric on which any NIC
 //! reaches any other is a fabric of one rail. Never measures anything. Start at [`Fabric::new`].
 
+mod members;
+
 /// A node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FabricNode {

@@ -6,8 +6,8 @@
 //!   of zero elements is a message too;
 //! - sends of one stream, and receives of one stream, are posted in list order, each once the steps
 //!   in its `after` are complete; nothing else orders steps;
-//! - on each NIC direction a message of [`Class::Tail`] takes only what [`Class::Main`] leaves; that
-//!   decides how long a plan takes, never what it computes;
+//! - on each NIC direction a message of [`Class::Tail`] takes only what the others leave; that decides
+//!   how long a plan takes, never what it computes;
 //! - a send's source must not change until the send is complete (it is the replay source); a
 //!   receive's destination may be written from the moment the receive is posted.
 //!
@@ -46,13 +46,15 @@ pub enum Class {
     /// Takes what it can use.
     #[default]
     Main,
-    /// Takes what `Main` leaves.
+    /// Shares alike with `Main`, but neither waits behind the other: a stream of its own.
+    Beside,
+    /// Takes what the others leave.
     Tail,
 }
 
 impl Class {
-    /// Both, the first served first.
-    pub const ALL: [Class; 2] = [Class::Main, Class::Tail];
+    /// All of them.
+    pub const ALL: [Class; 3] = [Class::Main, Class::Beside, Class::Tail];
 }
 
 /// What a step does.

@@ -8,13 +8,18 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::compose::{Composer, Landing};
+use super::cost::ring_volume;
 use super::fabric::Fabric;
 use super::plan::{Class, RankPlan};
 use super::ring::{SLICES_A_SEGMENT, granule_elements, segments, slices};
 
-/// Slices of a chunk on its way to the helper and back.
+/// Slices of a chunk on its way to the helper and back, at least, and for each node that it passes through: a
+/// chunk is as much later at the last node as one slice takes for all hops.
 const SLICES_A_CHUNK: usize = 16;
+const SLICES_A_NODE: usize = 4;
 
 /// The buffers of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +35,8 @@ pub struct Shape {
 }
 
 /// What may run beside what: the values of `R2CC_AR_SCHEDULE`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Overlap {
     /// 0: everything as soon as its data allows.
     AsDataAllows,
@@ -57,7 +63,7 @@ impl Overlap {
 }
 
 /// Who does what.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct R2ccLayout {
     /// All ranks around the ring of the main part.
     ring: Vec<usize>,
@@ -68,6 +74,12 @@ pub struct R2ccLayout {
     degraded: Vec<Vec<usize>>,
     /// Part of the tensor that is the tail.
     tail: f64,
+    /// Number of nodes.
+    nodes: usize,
+    /// Seconds a byte around the ring of the main part, around that of the tail, and along the chunks' worst hop.
+    ring_s: f64,
+    healthy_s: f64,
+    chain_s: f64,
 }
 
 impl R2ccLayout {
@@ -93,11 +105,15 @@ impl R2ccLayout {
             healthy: fabric.ranks_of(&chain),
             degraded: degraded.iter().map(|&node| fabric.nodes()[node].ranks.clone()).collect(),
             tail: tail.clamp(0.0, 1.0),
+            nodes: ring.len(),
+            ring_s: 1.0 / fabric.ring_bandwidth(ring),
+            healthy_s: 1.0 / fabric.ring_bandwidth(&healthy),
+            chain_s: 1.0 / Self::chain_bandwidth(fabric, &chain, &degraded),
         })
     }
 
     /// Bytes a second of the worst hop of the chunks: to the helper, and from each node to the next.
-    pub(super) fn chain_bandwidth(fabric: &Fabric, healthy: &[usize], degraded: &[usize]) -> f64 {
+    fn chain_bandwidth(fabric: &Fabric, healthy: &[usize], degraded: &[usize]) -> f64 {
         let passed_on = [healthy, degraded].concat();
         let onwards = passed_on.windows(2).map(|pair| fabric.common(pair[0], pair[1]));
         let to_helper = degraded.iter().map(|&node| fabric.common(node, healthy[0]) / degraded.len() as f64);
@@ -112,6 +128,20 @@ impl R2ccLayout {
     /// Part of the tensor that is the tail, from 0 to 1.
     pub fn tail(&self) -> f64 {
         self.tail
+    }
+
+    /// Seconds for each byte of the tensor, with the tail beside the main part: the main ring, what of the tail
+    /// does not fit beside it, and the chunks, of which the first goes to the helper alone.
+    pub(super) fn seconds_a_byte(&self, chunks: usize) -> f64 {
+        let main = (1.0 - self.tail) * ring_volume(self.ring.len()) * self.ring_s;
+        let tail = self.tail * ring_volume(self.healthy.len());
+        // Healthy links carry the tail at what the main part leaves of them.
+        let beside =
+            if self.healthy_s > 0.0 { main * (1.0 / self.healthy_s - 1.0 / self.ring_s).max(0.0) } else { tail };
+        let rest = (tail - beside).max(0.0) * self.healthy_s;
+        // The last node is later than the first by a slice for each node between.
+        let hops = self.nodes.saturating_sub(2) as f64 / slices_a_chunk(self.nodes) as f64;
+        main + rest + self.tail * self.chain_s * (1.0 + (1.0 + hops) / chunks.max(1) as f64)
     }
 }
 
@@ -149,6 +179,10 @@ pub fn r2cc_all_reduce(layout: &R2ccLayout, shape: Shape, chunks: usize, overlap
         composer.copy_input(layout.ring[0], 0..shape.elements, true);
     }
     composer.finish()
+}
+
+fn slices_a_chunk(nodes: usize) -> usize {
+    SLICES_A_CHUNK.max(SLICES_A_NODE * nodes)
 }
 
 /// Main part and tail; without a degraded node there is no tail.
@@ -208,7 +242,9 @@ fn ring(
 /// A chunk of the tail: what the degraded nodes have goes to the helper, and when all of it is there, the sum
 /// goes from rank to rank. Both in slices; the helper's sends of a chunk wait for the whole chunk.
 fn finish_chunk(composer: &mut Composer, layout: &R2ccLayout, chunk: Range<usize>, shape: Shape) {
-    let parts = slices(&chunk, chunk.len().div_ceil(SLICES_A_CHUNK), shape.element_bytes, shape.slice_elements);
+    let wanted = chunk.len().div_ceil(slices_a_chunk(layout.nodes)).max(1);
+    let hint = shape.slice_elements.map(|hint| hint.min(wanted));
+    let parts = slices(&chunk, wanted, shape.element_bytes, hint);
     let helper = layout.healthy[0];
     let mut reduced = Vec::new();
     for part in &parts {
