@@ -26,13 +26,15 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::collective::{Buffers, Collective, r2cc_collective_begin};
-use crate::control::{EventLog, Failure, NicWatch, RendezvousError, join};
+use crate::control::{EventLog, Failure, Gate, NicWatch, RendezvousError, join};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::engine::{Command, Engine, State, Status};
 use crate::repair::Tuning;
-use crate::schedule::{RankPlan, barrier, ring_all_reduce, ring_broadcast};
+use crate::schedule::{RankPlan, Schedule, Shape, barrier, ring_all_reduce, ring_broadcast};
+use crate::settings::{Settings, SettingsError};
 use crate::topology::{Member, TopologyError, local_nics};
-use crate::transport::{Corruption, LinksError, RankLinks, listen, now};
+use crate::planner::Planner;
+use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,9 @@ pub enum Error {
     /// The NICs cannot be used.
     #[error(transparent)]
     Topology(#[from] TopologyError),
+    /// A setting makes no sense.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
     /// The links cannot be made.
     #[error(transparent)]
     Links(#[from] LinksError),
@@ -87,6 +92,7 @@ pub struct Builder {
     nics: Vec<String>,
     events: Option<PathBuf>,
     join_bound: Duration,
+    settings: Option<Settings>,
     tuning: Tuning,
 }
 
@@ -130,6 +136,12 @@ impl Builder {
     /// Write this rank's events to this file, one JSON object a line. Default: `R2CC_EVENTS`, if set.
     pub fn events(mut self, path: impl Into<PathBuf>) -> Self {
         self.events = Some(path.into());
+        self
+    }
+
+    /// What to do for an AllReduce, healthy and after a fault. Default: the `R2CC_*` variables. Rank 0's hold for all.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
         self
     }
 
@@ -204,8 +216,17 @@ impl Builder {
             None => EventLog::default(),
         };
         let me = Member { rank, node, nics, ports, local_port };
-        let joined = join(rendezvous, &self.secret, world, &me, self.join_bound)?;
+        let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
+        let joined = join(rendezvous, &self.secret, world, &me, &settings, self.join_bound)?;
+        for name in settings.differences(&joined.settings) {
+            tracing::warn!(name, "this rank's setting differs from rank 0's, which is taken");
+        }
         let roster = Arc::new(joined.roster);
+        let min_bytes = joined.settings.min_bytes;
+        let planner = Planner::new(Arc::clone(&roster), joined.settings)?;
+        let schedule = planner.schedule(&[]);
+        let streams = planner.streams(&schedule, rank);
+        let gate = Arc::new(Gate::new(schedule.clone()));
         let epoll =
             Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
         let link_bound = self.tuning.link_deadline;
@@ -216,8 +237,10 @@ impl Builder {
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,
-            state: State::new(&roster, rank),
-            roster,
+            state: State::new(&roster, rank, schedule.clone()),
+            roster: Arc::clone(&roster),
+            planner,
+            gate: Arc::clone(&gate),
             epoll,
             links,
             mesh: joined.mesh,
@@ -231,8 +254,9 @@ impl Builder {
             .name(format!("r2cc-io-{rank}"))
             .spawn(move || engine.run())
             .map_err(io_error("start the I/O thread"))?;
-        let mut communicator = Communicator { rank, world, commands: sender, wake, thread: Some(thread) };
-        communicator.connect_ring(self.join_bound)?;
+        let thread = Some(thread);
+        let mut communicator = Communicator { rank, world, commands: sender, wake, thread, gate, min_bytes, last: None };
+        communicator.connect(streams, self.join_bound)?;
         Ok(communicator)
     }
 }
@@ -245,6 +269,10 @@ pub struct Communicator {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
     thread: Option<JoinHandle<io::Result<()>>>,
+    gate: Arc<Gate<Schedule>>,
+    min_bytes: usize,
+    /// The plan of the last AllReduce that took a schedule of many plans, and what it was made for.
+    last: Option<(Arc<Schedule>, Shape, RankPlan)>,
 }
 
 impl Communicator {
@@ -259,6 +287,7 @@ impl Communicator {
             nics: Vec::new(),
             events: None,
             join_bound: Duration::from_secs(30),
+            settings: None,
             tuning: Tuning::default(),
         }
     }
@@ -273,14 +302,33 @@ impl Communicator {
         self.world
     }
 
-    /// Opens the links to the ring's neighbours, so that the first collective finds every path in service.
-    fn connect_ring(&mut self, bound: Duration) -> Result<(), Error> {
+    /// Opens the links of the first schedule, so that the first collective finds every path in service.
+    fn connect(&mut self, streams: Vec<Stream>, bound: Duration) -> Result<(), Error> {
         if self.world == 1 {
             return Ok(());
         }
-        let peers = vec![(self.rank + 1) % self.world];
-        self.ask(|answer| Command::Connect { peers, deadline: now() + bound.min(Duration::from_secs(5)), answer })??;
+        self.ask(|answer| Command::Connect { streams, deadline: now() + bound.min(Duration::from_secs(5)), answer })??;
         self.barrier()
+    }
+
+    /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
+    fn plan(&mut self, shape: Shape) -> RankPlan {
+        let schedule = self.gate.enter();
+        if shape.elements * shape.element_bytes < self.min_bytes || matches!(*schedule, Schedule::Ring { .. }) {
+            let Shape { elements, element_bytes, in_place, slice_elements } = shape;
+            return match &*schedule {
+                Schedule::Ring { .. } => schedule.plan(self.rank, shape),
+                _ => ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements),
+            };
+        }
+        match &self.last {
+            Some((known, of, plan)) if Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
+            _ => {
+                let plan = schedule.plan(self.rank, shape);
+                self.last = Some((schedule, shape, plan.clone()));
+                plan
+            }
+        }
     }
 
     /// `output[i] = op over all ranks of input[i]`; both have the same length on every rank.
@@ -321,8 +369,8 @@ impl Communicator {
                 });
             }
         }
-        let size = dtype.size_bytes();
-        let plan = ring_all_reduce(self.rank, self.world, elements, input.is_none(), size, None);
+        let (element_bytes, in_place) = (dtype.size_bytes(), input.is_none());
+        let plan = self.plan(Shape { elements, element_bytes, in_place, slice_elements: None });
         self.run(plan, input, output, dtype, op)
     }
 

@@ -1,6 +1,8 @@
 //! The I/O thread of a communicator: drives the links, the mesh and one plan at a time, and is the only
 //! thread that touches any of them. Start at [`Engine::run`].
 
+mod switching;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
@@ -14,14 +16,15 @@ use serde_json::json;
 use crate::collective::{Buffers, Execution};
 use crate::communicator::Error;
 use crate::control::{
-    EventLog, Failure, FaultView, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement,
+    EventLog, Failure, FaultView, Gate, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement, Switch,
 };
 use crate::dtype::{DType, ReduceOp};
 use crate::pace::PaceWatch;
 use crate::repair::{PathState, Time, Totals, Transition};
-use crate::schedule::RankPlan;
+use crate::planner::Planner;
+use crate::schedule::{Class, RankPlan, Schedule};
 use crate::topology::{Member, PairOfNics};
-use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, RankLinks, now};
+use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, RankLinks, Stream, now};
 
 const WAKE: u64 = 4 << 56;
 const NETLINK: u64 = 5 << 56;
@@ -36,6 +39,8 @@ const SEEN_MAX: usize = 4096;
 
 /// A fault view is settled when it has not changed for this long.
 const VIEW_TIME: Time = Time::from_millis(100);
+/// Longest that a proposed schedule waits for its links; it works without those that are not there, only later.
+const LINKS_TIME: Time = Time::from_secs(2);
 /// How often a rank shows on the mesh that it is there; nobody counts on it, so a dead control network harms nothing.
 const HEARTBEAT_TIME: Time = Time::from_millis(500);
 /// How often the rates of paths are compared.
@@ -48,8 +53,8 @@ type Answer = SyncSender<Result<(), Error>>;
 pub(crate) enum Command {
     /// Run a plan; the memory stays valid until the answer.
     Run { plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, answer: Answer },
-    /// Open the outgoing links to these ranks and answer when all their paths are in service, or at the deadline.
-    Connect { peers: Vec<usize>, deadline: Time, answer: Answer },
+    /// Open the outgoing links of these streams and answer when all their paths are in service, or at the deadline.
+    Connect { streams: Vec<Stream>, deadline: Time, answer: Answer },
     /// Damage what the next plan receives.
     Corrupt(Corruption),
     /// Sums and link states.
@@ -80,13 +85,18 @@ pub(crate) struct Engine {
     pub(crate) commands: Receiver<Command>,
     pub(crate) log: EventLog,
     pub(crate) link_bound: Time,
+    pub(crate) planner: Planner,
+    pub(crate) gate: Arc<Gate<Schedule>>,
     pub(crate) state: State,
 }
 
 /// What changes while the engine runs.
 pub(crate) struct State {
     running: Option<(Execution, Answer)>,
-    connecting: Option<(Vec<usize>, Time, Answer)>,
+    connecting: Option<(Vec<Stream>, Time, Answer)>,
+    switch: Switch<Schedule>,
+    /// Links that a proposed schedule needs, and when it has to do without those that are not there.
+    preparing: Option<(u64, Vec<Stream>, Time)>,
     closing: Option<(Time, Answer)>,
     corruption: Option<Corruption>,
     failure: Option<Failure>,
@@ -107,10 +117,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(roster: &[Member], me: usize) -> Self {
+    /// `first` is the schedule that holds at the start.
+    pub(crate) fn new(roster: &[Member], me: usize, first: Schedule) -> Self {
         Self {
             running: None,
             connecting: None,
+            switch: Switch::new(me, roster.len(), 0, first),
+            preparing: None,
             closing: None,
             corruption: None,
             failure: None,
@@ -164,12 +177,14 @@ impl Engine {
                     self.mesh.heartbeat();
                 }
                 self.check_deadlines(at);
+                self.check_preparing(at);
                 self.check_pace(at);
                 self.tell_view(at);
             }
             self.read_commands(at);
             self.settle(at);
         }
+        self.gate.close();
         Ok(())
     }
 
@@ -221,19 +236,19 @@ impl Engine {
                 }
                 self.state.running = Some((execution, answer));
             }
-            Command::Connect { peers, deadline, answer } => {
-                for peer in &peers {
-                    if let Err(error) = self.links.open(at, *peer) {
+            Command::Connect { streams, deadline, answer } => {
+                for stream in &streams {
+                    if let Err(error) = self.links.open(at, *stream) {
                         drop(answer.send(Err(error.into())));
                         return;
                     }
                 }
-                self.state.connecting = Some((peers, deadline, answer));
+                self.state.connecting = Some((streams, deadline, answer));
             }
             Command::Corrupt(corruption) => self.state.corruption = Some(corruption),
             Command::Status(answer) => drop(answer.send(Status {
                 totals: self.links.totals(),
-                links: self.links.status(),
+                links: Class::ALL.iter().flat_map(|class| self.links.status_of(*class)).collect(),
                 refused_connections: self.links.refused(),
             })),
             Command::Close(answer) => {
@@ -267,9 +282,8 @@ impl Engine {
             drop(answer.send(self.failed()));
             self.state.done = true;
         }
-        let whole = |peers: &Vec<usize>, links: &Links| peers.iter().all(|p| links.is_whole(*p));
-        if let Some((peers, deadline, _)) = &self.state.connecting
-            && (at >= *deadline || whole(peers, &self.links))
+        if let Some((streams, deadline, _)) = &self.state.connecting
+            && (at >= *deadline || streams.iter().all(|stream| self.links.is_whole(*stream)))
             && let Some((_, _, answer)) = self.state.connecting.take()
         {
             drop(answer.send(Ok(())));
@@ -282,7 +296,7 @@ impl Engine {
             return;
         }
         self.state.pace_due = at + PACE_TIME;
-        for (peer, from_nic, to_nic, slow) in self.state.pace.changes(&self.links.status()) {
+        for (peer, from_nic, to_nic, slow) in self.state.pace.changes(&self.links.status_of(Class::Main)) {
             let health = if slow { PathHealth::Slow } else { PathHealth::Up };
             let fact = PathFact { from: self.me, to: peer, from_nic, to_nic, health, cause: "rate".into() };
             self.say(at, Statement::Path(fact));
@@ -312,6 +326,7 @@ impl Engine {
                     MeshEvent::Closed { rank } => drop(self.state.missed.insert(rank, at + FAREWELL_TIME)),
                 }
             }
+            moved |= self.act_on_switch(at);
             if self.state.running.as_ref().is_some_and(|(execution, _)| execution.is_complete())
                 && let Some((_, answer)) = self.state.running.take()
             {
@@ -326,23 +341,26 @@ impl Engine {
 
     fn handle_link_event(&mut self, at: Time, event: LinkEvent) {
         match event {
-            LinkEvent::Sent { peer, message } => {
+            LinkEvent::Sent { peer: link, message } => {
                 if let Some((execution, _)) = &mut self.state.running {
-                    execution.handle_sent(peer, message);
+                    execution.handle_sent(Stream::of(link), message);
                 }
             }
-            LinkEvent::Received { peer, message, .. } => {
+            LinkEvent::Received { peer: link, message, .. } => {
                 if let Some((execution, _)) = &mut self.state.running {
-                    execution.handle_received(peer, message);
+                    execution.handle_received(Stream::of(link), message);
                 }
             }
-            LinkEvent::Path { peer, pair, transition } => self.handle_transition(at, peer, &pair, transition),
-            LinkEvent::Resumed { peer, pair, at } => {
-                let event = json!({"peer": peer, "nic": self.nic_name(self.me, pair.from_nic)});
+            LinkEvent::Path { peer: link, pair, transition } => {
+                self.handle_transition(at, Stream::of(link).peer, &pair, transition);
+            }
+            LinkEvent::Resumed { peer: link, pair, at } => {
+                let event = json!({"peer": Stream::of(link).peer, "nic": self.nic_name(self.me, pair.from_nic)});
                 self.log.write(at, "resumed", &event);
             }
-            LinkEvent::Dead { peer, .. } if self.state.left.contains(&peer) => {}
-            LinkEvent::Dead { peer, .. } => {
+            LinkEvent::Dead { peer: link, .. } if self.state.left.contains(&Stream::of(link).peer) => {}
+            LinkEvent::Dead { peer: link, .. } => {
+                let peer = Stream::of(link).peer;
                 let failure = Failure::LinkDead {
                     from: self.me,
                     from_node: self.roster[self.me].node.clone(),
@@ -352,8 +370,9 @@ impl Engine {
                 };
                 self.give_up(at, failure);
             }
-            LinkEvent::Dark { peer, .. } if self.state.left.contains(&peer) => {}
-            LinkEvent::Dark { peer, .. } => {
+            LinkEvent::Dark { peer: link, .. } if self.state.left.contains(&Stream::of(link).peer) => {}
+            LinkEvent::Dark { peer: link, .. } => {
+                let peer = Stream::of(link).peer;
                 let failure = Failure::LinkDead {
                     from: peer,
                     from_node: self.roster[peer].node.clone(),
@@ -365,7 +384,7 @@ impl Engine {
             }
             LinkEvent::Gossip { bytes, .. } => self.hear(at, &bytes),
             LinkEvent::Joined { .. } => {}
-            LinkEvent::Broken { peer, error } => tracing::error!(peer, %error, "protocol"),
+            LinkEvent::Broken { peer: link, error } => tracing::error!(peer = Stream::of(link).peer, %error, "protocol"),
         }
     }
 
@@ -434,6 +453,7 @@ impl Engine {
                 self.state.view.handle_nic(gossip.origin, nic, up);
                 self.state.view_due = Some(at + VIEW_TIME);
             }
+            Statement::Switch(message) => self.state.switch.handle(gossip.origin, message),
             Statement::Bye => drop(self.state.left.insert(gossip.origin)),
             Statement::Abort(failure) => self.fail(at, failure),
         }
@@ -450,6 +470,7 @@ impl Engine {
         if text != self.state.view_told {
             self.state.view_told = text;
             self.log.write(at, "fault-view", &json!({ "view": entries }));
+            self.replan(&entries);
         }
     }
 
@@ -468,6 +489,7 @@ impl Engine {
         self.log.write(at, "failure", &failure);
         self.links.flush(at);
         self.state.failure = Some(failure);
+        self.gate.close();
         self.links.abandon();
         if let Some((_, answer)) = self.state.running.take() {
             drop(answer.send(self.failed()));

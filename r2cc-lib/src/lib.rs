@@ -9,8 +9,10 @@ pub mod control;
 pub mod dtype;
 mod engine;
 mod pace;
+mod planner;
 pub mod repair;
 pub mod schedule;
+mod settings;
 pub mod topology;
 pub mod transport;
 
@@ -18,3 +20,4 @@ pub use communicator::{Builder, Communicator, Error};
 pub use control::Failure;
 pub use dtype::{DType, Element, ReduceOp};
 pub use engine::Status;
+pub use settings::{DeclaredFault, Mode, Settings, SettingsError};

@@ -8,7 +8,7 @@ use r2cc_inject::fault::{Fault, Kind};
 use super::figures;
 use super::record::{FaultRecord, FaultViewEntry, IterationRecord, RunRecord};
 use super::{CheckClass, CheckResult};
-use crate::suite::{Schedule, Suite, WorkloadKind, effect};
+use crate::suite::{AfterRepair, Mode, Schedule, Suite, WorkloadKind, effect};
 
 /// How far the NICs of a healthy node may be from equal shares, relative.
 const HEALTHY_SHARE_WITHIN: f64 = 0.02;
@@ -81,6 +81,7 @@ pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
         });
     }
     results.extend(fault_view(suite, record));
+    results.extend(switch(suite, record));
     results
 }
 
@@ -236,6 +237,30 @@ fn node_bytes(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
             }
         })
         .collect()
+}
+
+/// Where the library changes its schedule after a fault, every rank does so at the same collective.
+fn switch(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
+    if suite.faults.is_empty() || !changes_schedule(suite) {
+        return None;
+    }
+    let result = CheckResult::new("switch", CheckClass::View, "");
+    let expected = "every rank at the same collective";
+    let ranks = suite.cluster.nodes * record.ranks_per_node;
+    let missing = (0..ranks).find(|rank| !record.switch.contains_key(rank));
+    if let Some(rank) = missing {
+        return Some(result.judged(false, expected, format!("rank {rank} kept its schedule")));
+    }
+    let collectives: BTreeSet<u64> = record.switch.values().copied().collect();
+    let actual = collectives.iter().map(|n| format!("AllReduce {n}")).collect::<Vec<_>>().join(", ");
+    Some(result.judged(collectives.len() == 1, expected, actual))
+}
+
+fn changes_schedule(suite: &Suite) -> bool {
+    match suite.library.after_repair {
+        Some(after) => after != AfterRepair::Balance,
+        None => suite.library.mode == Mode::R2ccAllreduce,
+    }
 }
 
 fn fault_view(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {

@@ -30,7 +30,7 @@ use crate::goodput::{self, GoodputError};
 use crate::report::{Event, EventLog, ExitCode, FolderError, RunContext, Summary};
 use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing};
 use crate::workload::job::{Job, JobError};
-use crate::workload::{Damage, Order, RankConfig, Report};
+use crate::workload::{Damage, Order, RankConfig, Report, support};
 
 use faults::{FaultDriver, JobFacts};
 
@@ -122,6 +122,9 @@ fn settle(log: &mut EventLog, record: &RunRecord, checks: &[CheckResult]) -> Res
     }
     for (rank, entries) in &record.fault_view {
         log.record(at_ns(), Event::FaultView { rank: *rank, entries: entries.clone() })?;
+    }
+    if !record.switch.is_empty() {
+        log.record(at_ns(), Event::Switch(record.switch.clone()))?;
     }
     log.record(at_ns(), Event::Transport(record.transport))?;
     checks.iter().try_for_each(|check| Ok(log.record(at_ns(), Event::Check(check.clone()))?))
@@ -243,6 +246,7 @@ impl Session<'_> {
             op: self.suite.workload.op.name().into(),
             in_place: self.suite.workload.in_place,
             link_bound_s: LINK_BOUND_S,
+            settings: support::settings(self.suite),
         };
         Ok((0..world).map(config).collect())
     }
@@ -393,6 +397,7 @@ impl Session<'_> {
             }
             self.record.repairs.extend(story.repairs);
             self.record.fault_view.insert(rank, story.view);
+            self.record.switch.extend(story.switch.map(|collective| (rank, collective)));
             let most = &mut self.record.transport.readmissions;
             *most = (*most).max(story.readmissions);
         }

@@ -25,6 +25,8 @@ struct Line {
     noticed_ns: Option<u64>,
     replayed_bytes: Option<u64>,
     view: Option<Vec<ViewEntry>>,
+    collective: Option<u64>,
+    schedule: Option<String>,
 }
 
 /// What one rank told.
@@ -34,6 +36,8 @@ pub(super) struct RankStory {
     pub(super) transitions: Vec<Event>,
     pub(super) view: Vec<FaultViewEntry>,
     pub(super) readmissions: u32,
+    /// The AllReduce from which the first new schedule held, counted from the first of the baseline.
+    pub(super) switch: Option<u64>,
 }
 
 /// Reads a rank's event file.
@@ -51,6 +55,12 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             if view.len() >= story.view.len() && !view.is_empty() {
                 story.view = view;
             }
+            continue;
+        }
+        if let ("switch", Some(collective), Some(schedule)) = (line.event.as_str(), line.collective, &line.schedule) {
+            story.switch.get_or_insert(collective);
+            let text = format!("{schedule} from AllReduce {collective} on");
+            story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: "switch".into(), text });
             continue;
         }
         if let ("resumed", Some(peer), Some(nic)) = (line.event.as_str(), line.peer, &line.nic) {

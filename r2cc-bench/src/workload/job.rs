@@ -335,6 +335,7 @@ mod tests {
             op: "sum".into(),
             in_place: true,
             link_bound_s: 1,
+            settings: r2cc::Settings::default(),
         };
         let configs: Vec<_> = (0..scripts.len()).map(config).collect();
         let command = |config: &RankConfig| {

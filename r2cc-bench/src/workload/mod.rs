@@ -40,6 +40,8 @@ pub struct RankConfig {
     pub in_place: bool,
     /// Seconds that a link may be without a live path.
     pub link_bound_s: u64,
+    /// What the library is asked to do.
+    pub settings: r2cc::Settings,
 }
 
 /// What the bench asks of a rank.

@@ -75,6 +75,7 @@ fn serve_orders() -> Result<()> {
         .nics(config.nics)
         .events(config.events)
         .link_bound(Duration::from_secs(config.link_bound_s))
+        .settings(config.settings)
         .build()?;
     report(&Report::Ready)?;
     for line in lines {

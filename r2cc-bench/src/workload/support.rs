@@ -1,6 +1,7 @@
 //! What this build can run of what a suite can say: the schema is a contract that is wider than any one build.
 //! Pure; asked before anything is started, so that nothing a suite asks for is silently left out.
 
+use r2cc::Settings;
 use r2cc_inject::Direction;
 use r2cc_inject::fault::Kind;
 
@@ -48,26 +49,16 @@ pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
         refuse("workload.sync", "none", "its ranks wait for each other: `sync: each`");
     }
     let mode = match suite.library.mode {
-        Mode::Balance => None,
+        Mode::Balance | Mode::R2ccAllreduce | Mode::Weighted => None,
         Mode::None => Some("none"),
         Mode::Off => Some("off"),
         Mode::HotRepair => Some("hot-repair"),
-        Mode::R2ccAllreduce => Some("r2cc-allreduce"),
-        Mode::Weighted => Some("weighted"),
     };
     if let Some(mode) = mode {
-        refuse("library.mode", mode, "its native engine repairs by `mode: balance`");
+        refuse("library.mode", mode, "its native engine repairs by `mode: balance`, `r2cc-allreduce` or `weighted`");
     }
     if suite.library.schedule == Schedule::Weighted {
-        refuse("library.schedule", "weighted", "its native engine runs `schedule: ring`");
-    }
-    let after = match suite.library.after_repair {
-        None | Some(AfterRepair::Balance) => None,
-        Some(AfterRepair::R2ccAllreduce) => Some("r2cc-allreduce"),
-        Some(AfterRepair::Weighted) => Some("weighted"),
-    };
-    if let Some(after) = after {
-        refuse("library.after_repair", after, "its native engine keeps the ring: `after_repair: balance`");
+        refuse("library.schedule", "weighted", "it comes with `mode: weighted`");
     }
     for fault in &suite.faults {
         if cutter == Cutter::Switch && fault.kind == Kind::Drop && fault.direction != Direction::Both {
@@ -86,6 +77,21 @@ pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
         }
     }
     found
+}
+
+/// What the suite asks of the library, for the native engine.
+pub fn settings(suite: &Suite) -> Settings {
+    let mode = match suite.library.mode {
+        Mode::R2ccAllreduce => r2cc::Mode::R2ccAllReduce,
+        Mode::Weighted => r2cc::Mode::Weighted,
+        Mode::None | Mode::Off | Mode::HotRepair | Mode::Balance => r2cc::Mode::Balance,
+    };
+    let after_repair = suite.library.after_repair.map(|after| match after {
+        AfterRepair::Balance => r2cc::Mode::Balance,
+        AfterRepair::R2ccAllreduce => r2cc::Mode::R2ccAllReduce,
+        AfterRepair::Weighted => r2cc::Mode::Weighted,
+    });
+    Settings { mode, after_repair, ..Settings::default() }
 }
 
 #[cfg(test)]
@@ -116,13 +122,7 @@ mod tests {
         {
             assert_eq!(refused(|s| s.workload.kind = kind), one("workload.kind", name));
         }
-        for (mode, name) in [
-            (Mode::None, "none"),
-            (Mode::Off, "off"),
-            (Mode::HotRepair, "hot-repair"),
-            (Mode::R2ccAllreduce, "r2cc-allreduce"),
-            (Mode::Weighted, "weighted"),
-        ] {
+        for (mode, name) in [(Mode::None, "none"), (Mode::Off, "off"), (Mode::HotRepair, "hot-repair")] {
             assert_eq!(refused(|s| s.library.mode = mode), one("library.mode", name));
         }
         for (kind, name) in [(ClusterKind::Ssh, "ssh"), (ClusterKind::SoftRoce, "soft-roce")] {
@@ -131,9 +131,18 @@ mod tests {
         assert_eq!(refused(|s| s.scale.host = None), one("scale", "no `host`"));
         assert_eq!(refused(|s| s.workload.sync = Sync::None), one("workload.sync", "none"));
         assert_eq!(refused(|s| s.library.schedule = Schedule::Weighted), one("library.schedule", "weighted"));
-        for (after, name) in [(AfterRepair::R2ccAllreduce, "r2cc-allreduce"), (AfterRepair::Weighted, "weighted")] {
-            assert_eq!(refused(|s| s.library.after_repair = Some(after)), one("library.after_repair", name));
-        }
+    }
+
+    #[test]
+    fn the_library_is_asked_for_what_the_suite_says() {
+        let asked = |mode, after| {
+            let settings = settings(&suite(|s| (s.library.mode, s.library.after_repair) = (mode, after)));
+            (settings.mode, settings.after_repair)
+        };
+        assert_eq!(asked(Mode::Balance, None), (r2cc::Mode::Balance, None));
+        assert_eq!(asked(Mode::R2ccAllreduce, None), (r2cc::Mode::R2ccAllReduce, None));
+        let weighted = Some(AfterRepair::Weighted);
+        assert_eq!(asked(Mode::Balance, weighted), (r2cc::Mode::Balance, Some(r2cc::Mode::Weighted)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::collective::kernel;
 use crate::dtype::{DType, ReduceOp};
 use crate::repair::{MessageSeq, Time};
 use crate::schedule::{Action, Buffer, RankPlan, Span};
-use crate::transport::{LinksError, RankLinks, Sink, Source};
+use crate::transport::{LinksError, RankLinks, Sink, Source, Stream};
 
 /// The caller's memory. In place: `input` is `output`.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,8 @@ pub(crate) struct Execution {
     blockers: Vec<u32>,
     dependents: Vec<Vec<u32>>,
     remaining: usize,
-    sends: BTreeMap<usize, Queue>,
-    receives: BTreeMap<usize, Queue>,
+    sends: BTreeMap<Stream, Queue>,
+    receives: BTreeMap<Stream, Queue>,
     copies: VecDeque<u32>,
 }
 
@@ -46,15 +46,17 @@ impl Execution {
     /// Takes over `plan`; nothing is posted yet.
     pub(crate) fn new(plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, world: usize) -> Self {
         let mut dependents = vec![Vec::new(); plan.steps.len()];
-        let (mut sends, mut receives) = (BTreeMap::<usize, Queue>::new(), BTreeMap::<usize, Queue>::new());
+        let (mut sends, mut receives) = (BTreeMap::<Stream, Queue>::new(), BTreeMap::<Stream, Queue>::new());
         let mut copies = VecDeque::new();
         for (i, step) in plan.steps.iter().enumerate() {
             let i = i as u32;
             step.after.iter().for_each(|a| dependents[*a as usize].push(i));
             match step.action {
-                Action::Send { peer, .. } => sends.entry(peer).or_default().waiting.push_back(i),
+                Action::Send { peer, .. } => {
+                    sends.entry(Stream { peer, class: step.class }).or_default().waiting.push_back(i);
+                }
                 Action::Recv { peer, .. } | Action::RecvReduce { peer, .. } => {
-                    receives.entry(peer).or_default().waiting.push_back(i);
+                    receives.entry(Stream { peer, class: step.class }).or_default().waiting.push_back(i);
                 }
                 Action::Copy { .. } => copies.push_back(i),
             }
@@ -84,15 +86,15 @@ impl Execution {
     }
 
     /// A message has been sent for good.
-    pub(crate) fn handle_sent(&mut self, peer: usize, message: MessageSeq) {
-        if let Some(step) = self.sends.get_mut(&peer).and_then(|q| q.posted.remove(&message)) {
+    pub(crate) fn handle_sent(&mut self, stream: Stream, message: MessageSeq) {
+        if let Some(step) = self.sends.get_mut(&stream).and_then(|q| q.posted.remove(&message)) {
             self.complete(step);
         }
     }
 
     /// A message has landed.
-    pub(crate) fn handle_received(&mut self, peer: usize, message: MessageSeq) {
-        if let Some(step) = self.receives.get_mut(&peer).and_then(|q| q.posted.remove(&message)) {
+    pub(crate) fn handle_received(&mut self, stream: Stream, message: MessageSeq) {
+        if let Some(step) = self.receives.get_mut(&stream).and_then(|q| q.posted.remove(&message)) {
             self.complete(step);
         }
     }
@@ -115,31 +117,31 @@ impl Execution {
                 self.complete(step);
             }
         }
-        for peer in self.receives.keys().copied().collect::<Vec<_>>() {
-            while let Some(step) = Self::next_ready(&mut self.receives, peer, &self.blockers) {
+        for stream in self.receives.keys().copied().collect::<Vec<_>>() {
+            while let Some(step) = Self::next_ready(&mut self.receives, stream, &self.blockers) {
                 let sink = self.sink(step);
-                let message = links.post_recv(peer, sink)?;
-                Self::note(&mut self.receives, peer, message, step);
+                let message = links.post_recv(stream, sink)?;
+                Self::note(&mut self.receives, stream, message, step);
             }
         }
-        for peer in self.sends.keys().copied().collect::<Vec<_>>() {
-            while let Some(step) = Self::next_ready(&mut self.sends, peer, &self.blockers) {
+        for stream in self.sends.keys().copied().collect::<Vec<_>>() {
+            while let Some(step) = Self::next_ready(&mut self.sends, stream, &self.blockers) {
                 let source = self.source(step);
-                let message = links.post_send(now, peer, source)?;
-                Self::note(&mut self.sends, peer, message, step);
+                let message = links.post_send(now, stream, source)?;
+                Self::note(&mut self.sends, stream, message, step);
             }
         }
         Ok(())
     }
 
-    fn next_ready(queues: &mut BTreeMap<usize, Queue>, peer: usize, blockers: &[u32]) -> Option<u32> {
-        let queue = queues.get_mut(&peer)?;
+    fn next_ready(queues: &mut BTreeMap<Stream, Queue>, stream: Stream, blockers: &[u32]) -> Option<u32> {
+        let queue = queues.get_mut(&stream)?;
         let ready = queue.waiting.front().is_some_and(|step| blockers[*step as usize] == 0);
         if ready { queue.waiting.pop_front() } else { None }
     }
 
-    fn note(queues: &mut BTreeMap<usize, Queue>, peer: usize, message: MessageSeq, step: u32) {
-        queues.entry(peer).or_default().posted.insert(message, step);
+    fn note(queues: &mut BTreeMap<Stream, Queue>, stream: Stream, message: MessageSeq, step: u32) {
+        queues.entry(stream).or_default().posted.insert(message, step);
     }
 
     fn bytes(&self, span: Span) -> usize {

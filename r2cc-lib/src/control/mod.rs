@@ -6,17 +6,23 @@
 
 mod events;
 mod fault_view;
+mod gate;
 mod mesh;
 mod nic_watch;
 mod rendezvous;
+mod switch;
 
 pub use events::EventLog;
 pub use fault_view::{Component, FaultView, PathFact, PathHealth, ViewEntry};
 pub use mesh::{Mesh, MeshEvent};
 pub use nic_watch::NicWatch;
+pub(crate) use gate::Gate;
 pub use rendezvous::{Joined, RendezvousError, join};
+pub use switch::{Commit, Switch, SwitchAction, SwitchMessage};
 
 use serde::{Deserialize, Serialize};
+
+use crate::schedule::Schedule;
 
 /// Why a communicator cannot go on. The same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -70,6 +76,8 @@ pub enum Statement {
         /// Whether it has a carrier.
         up: bool,
     },
+    /// A step on the way to another schedule.
+    Switch(SwitchMessage<Schedule>),
     /// The rank has finished and will close.
     Bye,
     /// Everybody must give up.

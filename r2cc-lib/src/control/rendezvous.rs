@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::mesh::{MESSAGE_MAX, Mesh};
+use crate::settings::Settings;
 use crate::topology::Member;
 use crate::transport::handshake::{
     Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, HandshakeError, Hello, Key, LinkName, Purpose, WELCOME_BYTES,
@@ -78,6 +79,8 @@ fn also(refused: &Option<(u64, String)>) -> String {
 pub struct Joined {
     /// All members by rank.
     pub roster: Vec<Member>,
+    /// Rank 0's settings.
+    pub settings: Settings,
     /// Key of this job's data lanes.
     pub lane_key: Key,
     /// The control connections.
@@ -92,7 +95,7 @@ struct Join {
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Roster { roster: Vec<Member>, nonce: [u8; 16] },
+    Roster { roster: Vec<Member>, settings: Settings, nonce: [u8; 16] },
     Refused { reason: String },
 }
 
@@ -105,17 +108,21 @@ pub fn join(
     secret: &[u8],
     world: usize,
     me: &Member,
+    settings: &Settings,
     bound: Duration,
 ) -> Result<Joined, RendezvousError> {
     let key = Key::derive(secret, "r2cc rendezvous", &(world as u64).to_le_bytes());
-    let (roster, nonce, peers) = if me.rank == 0 {
-        gather(addr, &key, world, me, bound)?
+    let (roster, settings, nonce, peers) = if me.rank == 0 {
+        let (roster, nonce, peers) = gather(addr, &key, world, me, settings, bound)?;
+        (roster, settings.clone(), nonce, peers)
     } else {
         let deadline = Instant::now() + bound;
         let mut best: Option<(Telling, String)> = None;
         loop {
             let error = match ask(addr, &key, world, me, deadline) {
-                Ok((Answer::Roster { roster, nonce }, socket)) => break (roster, nonce, vec![(0, socket)]),
+                Ok((Answer::Roster { roster, settings, nonce }, socket)) => {
+                    break (roster, settings, nonce, vec![(0, socket)]);
+                }
                 Ok((Answer::Refused { reason }, _)) => {
                     return Err(RendezvousError::Refused { rank: me.rank, reason });
                 }
@@ -133,7 +140,7 @@ pub fn join(
         }
     };
     let lane_key = Key::derive(secret, "r2cc lanes", &nonce);
-    Ok(Joined { roster, lane_key, mesh: Mesh::new(peers) })
+    Ok(Joined { roster, settings, lane_key, mesh: Mesh::new(peers) })
 }
 
 /// How much an error says about why rank 0 cannot be joined. What rank 0 once said counts, not that it has
@@ -163,6 +170,7 @@ fn gather(
     key: &Key,
     world: usize,
     me: &Member,
+    settings: &Settings,
     bound: Duration,
 ) -> Result<Gathered, RendezvousError> {
     let listen_error = |source| RendezvousError::Listen { addr, source };
@@ -214,7 +222,7 @@ fn gather(
     let roster: Vec<Member> = members.into_iter().flatten().collect();
     let mut peers = Vec::new();
     for (rank, socket) in sockets.into_iter().enumerate().filter_map(|(r, s)| Some((r, s?))) {
-        let answer = Answer::Roster { roster: roster.clone(), nonce };
+        let answer = Answer::Roster { roster: roster.clone(), settings: settings.clone(), nonce };
         if send(&socket, &answer, deadline.max(Instant::now() + GREETING_TIME)).is_err() {
             let seconds = bound.as_secs_f64();
             return Err(RendezvousError::Missing { addr, seconds, missing: vec![rank], refused });

@@ -46,6 +46,8 @@ pub(super) struct PathEnd {
     pub(super) rate: RateEstimate,
     /// The window holds a chunk back.
     pub(super) held: bool,
+    /// The driver lets no chunk go for now: other links go first.
+    pub(super) yields: bool,
     pub(super) stall: StallDetector,
     /// Fences not yet written on the current lane; a later one of a path covers the earlier.
     pub(super) fences_due: BTreeMap<PathId, Generation>,
@@ -84,6 +86,7 @@ impl PathEnd {
             chunks_acked: 0,
             rate: RateEstimate::default(),
             held: false,
+            yields: false,
             stall: StallDetector::new(now),
             fences_due: BTreeMap::new(),
             ping_due: None,

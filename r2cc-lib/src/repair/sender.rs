@@ -183,6 +183,23 @@ impl Sender {
         !self.messages.is_empty()
     }
 
+    /// Whether chunks wait for a path with room.
+    fn has_backlog(&self) -> bool {
+        !self.replay.is_empty() || self.cursor < self.granted.min(self.first + self.messages.len() as u64)
+    }
+
+    /// Whether chunks wait that this path would carry.
+    pub fn wants(&self, path: PathId) -> bool {
+        let is_live = |path: &PathEnd| path.state == PathState::Live;
+        self.has_backlog() && self.paths.get(usize::from(path.0)).is_some_and(is_live)
+    }
+
+    /// From now on the path carries chunks, or none because other links go first. Returns whether that is news.
+    pub fn set_yielding(&mut self, path: PathId, yields: bool) -> bool {
+        let end = self.paths.get_mut(usize::from(path.0));
+        end.is_some_and(|path| std::mem::replace(&mut path.yields, yields) != yields)
+    }
+
     fn live_paths(&self) -> usize {
         self.paths.iter().filter(|p| p.state == PathState::Live).count()
     }
@@ -442,15 +459,16 @@ impl Sender {
             return Some(Frame::Fence { path, generation });
         }
         let window = if planted!(self.tuning, IgnoreWindow) { u64::MAX } else { path.window_bytes(now, &self.tuning) };
-        if path.occupied_bytes() < window
+        if !path.yields
+            && path.occupied_bytes() < window
             && let Some(chunk) = self.next_chunk(lane.path, window)
         {
             self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
             return Some(Frame::Data(chunk));
         }
-        let held = !self.replay.is_empty() || self.cursor < self.granted.min(self.first + self.messages.len() as u64);
+        let held = self.has_backlog();
         let path = &mut self.paths[usize::from(lane.path.0)];
-        path.handle_held(held);
+        path.handle_held(held && !path.yields);
         let (path, generation) = path.fences_due.pop_first().filter(|_| fence_late)?;
         Some(Frame::Fence { path, generation })
     }

@@ -218,6 +218,8 @@ struct Link {
     lanes: BTreeMap<Lane, u64>,
     left: bool,
     dirty: bool,
+    /// Sends on a NIC only what the links that do not yield leave of it.
+    yields: bool,
 }
 
 /// Damage to do to what is received.
@@ -321,7 +323,8 @@ impl Links {
         }
         let end = End::Send(Box::new(Sender::new(Arc::clone(&self.tuning), pairs.len(), now)), Posted::new());
         let pairs = pairs.into_iter().enumerate().map(|(i, pair)| (PathId(i as u16), pair)).collect();
-        let link = Link { peer, name, key, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true };
+        let link =
+            Link { peer, name, key, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true, yields: false };
         let at = self.place(link);
         self.send_to.insert(peer, at);
         Ok(())
@@ -337,7 +340,7 @@ impl Links {
         }
         let end = End::Recv(Receiver::new(Arc::clone(&self.tuning)), Posted::new());
         let (pairs, lanes) = (BTreeMap::new(), BTreeMap::new());
-        let at = self.place(Link { peer, name, key, pairs, end, lanes, left: false, dirty: true });
+        let at = self.place(Link { peer, name, key, pairs, end, lanes, left: false, dirty: true, yields: false });
         self.recv_from.insert(peer, at);
         self.incoming.insert(name, at);
         Ok(())
@@ -387,6 +390,24 @@ impl Links {
         })
     }
 
+    /// Whether every path of an outgoing link is in service or out of it, and none still opening for the first time.
+    pub fn is_settled(&self, peer: usize) -> bool {
+        self.send_to.get(&peer).is_some_and(|at| match &self.links[*at].end {
+            End::Send(sender, _) => {
+                sender.has_live_path() && sender.path_reports().all(|p| p.state != PathState::Opening)
+            }
+            End::Recv(..) => false,
+        })
+    }
+
+    /// An outgoing link that yields sends on a NIC only what the others leave of it: nothing while one of them
+    /// has chunks to send that its window on that NIC holds back.
+    pub fn set_yielding(&mut self, peer: usize, yields: bool) {
+        if let Some(at) = self.send_to.get(&peer) {
+            self.links[*at].yields = yields;
+        }
+    }
+
     /// Whether nothing is owed on a link: every message sent is acknowledged, every receive posted has landed.
     pub fn is_idle(&self, side: Side, peer: usize) -> bool {
         self.find(side, peer).is_ok_and(|at| match &self.links[at].end {
@@ -400,10 +421,10 @@ impl Links {
         self.find(side, peer).map_or(0, |at| self.links[at].lanes.len())
     }
 
-    /// Whether bytes of a link wait for room in a socket.
-    pub fn has_unwritten(&self, side: Side, peer: usize) -> bool {
-        let ids = self.find(side, peer).map(|at| self.links[at].lanes.values());
-        ids.is_ok_and(|mut ids| ids.any(|id| self.connections.get(id).is_some_and(Connection::has_pending)))
+    /// Whether bytes written on a link, or waiting to be, are not known to have reached the other host.
+    pub fn has_unacknowledged(&self, side: Side, peer: usize) -> bool {
+        let owes = |id| self.connections.get(id).is_some_and(|c| c.is_open() && (c.unsettled || c.has_pending()));
+        self.find(side, peer).is_ok_and(|at| self.links[at].lanes.values().any(owes))
     }
 
     /// Posts a message.

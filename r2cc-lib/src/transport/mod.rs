@@ -10,9 +10,8 @@ mod socket;
 pub use links::{LinkEvent, LinkStatus, Links, LinksError, Side};
 pub use placement::{Corruption, Sink, Source};
 
-pub(crate) use rank_links::RankLinks;
+pub(crate) use rank_links::{RankLinks, Stream};
 pub use socket::listen;
-pub(crate) use socket::{connect, prepare};
 
 /// CLOCK_MONOTONIC, the clock of the machines, the event files and the injector.
 pub fn now() -> crate::repair::Time {

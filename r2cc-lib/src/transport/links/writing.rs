@@ -1,5 +1,7 @@
 //! Writing: what the machines ask for, and every frame that a lane can take.
 
+use std::collections::BTreeSet;
+
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::{CONNECTION, Cause, End, Lane, LinkEvent, Links, Time};
@@ -10,14 +12,42 @@ impl Links {
     pub fn flush(&mut self, now: Time) {
         let mut again = true;
         while again {
-            again = false;
-            for at in 0..self.links.len() {
-                if self.links[at].dirty && !self.links[at].left {
-                    self.links[at].dirty = false;
-                    self.act(now, at);
-                    self.pump(now, at);
-                    self.act(now, at);
-                    again |= self.links[at].dirty;
+            again = self.flush_links(now, false);
+            if self.links.iter().any(|link| link.yields) {
+                self.yield_nics();
+                again |= self.flush_links(now, true);
+            }
+        }
+    }
+
+    /// Writes on the links that yield, or on those that do not; whether any has more to say already.
+    fn flush_links(&mut self, now: Time, yields: bool) -> bool {
+        let mut again = false;
+        for at in 0..self.links.len() {
+            if self.links[at].dirty && !self.links[at].left && self.links[at].yields == yields {
+                self.links[at].dirty = false;
+                self.act(now, at);
+                self.pump(now, at);
+                self.act(now, at);
+                again |= self.links[at].dirty;
+            }
+        }
+        again
+    }
+
+    /// On each NIC that a link wants for waiting chunks, the links that yield send none.
+    fn yield_nics(&mut self) {
+        let mut wanted = BTreeSet::new();
+        for link in self.links.iter().filter(|link| !link.yields && !link.left) {
+            if let End::Send(sender, _) = &link.end {
+                wanted
+                    .extend(link.pairs.iter().filter(|(path, _)| sender.wants(**path)).map(|(_, pair)| pair.from_nic));
+            }
+        }
+        for link in self.links.iter_mut().filter(|link| link.yields && !link.left) {
+            if let End::Send(sender, _) = &mut link.end {
+                for (path, pair) in &link.pairs {
+                    link.dirty |= sender.set_yielding(*path, wanted.contains(&pair.from_nic));
                 }
             }
         }
