@@ -9,6 +9,8 @@ build:
 	$(CARGO) build --release --workspace
 	mkdir -p build/bin build/lib
 	cp target/release/r2cc-bench target/release/r2cc-inject build/bin/
+	cp target/release/libr2cc_nccl.so build/lib/
+	ln -sf libr2cc_nccl.so build/lib/libnccl-net-r2cc.so
 
 # One command from a fresh clone to the verdict of suite 01.
 demo: build

@@ -4,7 +4,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::super::connection::{Connection, Phase};
 use super::super::handshake::{Acceptor, Connector, Hello, Purpose};
-use super::super::{connect, prepare, socket};
+use super::super::socket::{self, connect, prepare};
 use super::{ACCEPT_TIME, CONNECT_TIME, CONNECTION, Cause, End, Lane, Links, PENDING_MAX, PathId, Time, report};
 
 impl Links {

@@ -1,0 +1,151 @@
+//! A communicator as NCCL's threads and the worker share it: its requests, and how it ended if it did.
+//!
+//! A request is a slot of its communicator. NCCL's thread takes a free slot and hands the memory to the worker;
+//! the worker marks it done; NCCL's test frees it. Nothing here blocks.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use r2cc::transport::Side;
+
+use crate::abi::{REQUESTS_MAX, Status};
+use crate::log;
+use crate::worker::Worker;
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+
+/// One outstanding send or receive. NCCL holds its address until a test says that it is done.
+#[derive(Debug)]
+pub(crate) struct Request {
+    state: AtomicU8,
+    bytes: AtomicU64,
+    slot: u8,
+    comm: *const Comm,
+}
+
+/// How a communicator ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) status: Status,
+    pub(crate) text: String,
+}
+
+/// The shared part of a communicator.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    /// Its number in this process, by which the worker's links know it.
+    pub(crate) number: usize,
+    pub(crate) side: Side,
+    pub(crate) worker: Arc<Worker>,
+    requests: [Request; REQUESTS_MAX],
+    /// Bits of the free slots.
+    free: AtomicU32,
+    usable: AtomicBool,
+    ending: OnceLock<Ending>,
+    told: AtomicBool,
+}
+
+// SAFETY: the pointers in `requests` name the communicator itself, which outlives them.
+unsafe impl Send for Comm {}
+// SAFETY: as above; everything else is atomic or immutable.
+unsafe impl Sync for Comm {}
+
+impl Comm {
+    pub(crate) fn new(number: usize, side: Side, worker: Arc<Worker>) -> Arc<Self> {
+        Arc::new_cyclic(|me| {
+            let comm = me.as_ptr();
+            let request = |slot: usize| Request {
+                state: AtomicU8::new(PENDING),
+                bytes: AtomicU64::new(0),
+                slot: slot as u8,
+                comm,
+            };
+            Self {
+                number,
+                side,
+                worker,
+                requests: std::array::from_fn(request),
+                free: AtomicU32::new(u32::MAX),
+                usable: AtomicBool::new(false),
+                ending: OnceLock::new(),
+                told: AtomicBool::new(false),
+            }
+        })
+    }
+
+    /// Takes a free slot, if there is one.
+    pub(crate) fn take_slot(&self) -> Option<&Request> {
+        let mut free = self.free.load(Ordering::Acquire);
+        while free != 0 {
+            let slot = free.trailing_zeros();
+            match self.free.compare_exchange_weak(free, free & !(1 << slot), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    let request = &self.requests[slot as usize];
+                    request.state.store(PENDING, Ordering::Relaxed);
+                    return Some(request);
+                }
+                Err(now) => free = now,
+            }
+        }
+        None
+    }
+
+    /// The message of this slot is over: `bytes` were sent or have landed.
+    pub(crate) fn finish(&self, slot: u8, bytes: u64) {
+        let request = &self.requests[usize::from(slot)];
+        request.bytes.store(bytes, Ordering::Relaxed);
+        // What was received is visible to whoever sees the request done.
+        request.state.store(DONE, Ordering::Release);
+    }
+
+    /// A path is in service: NCCL may have the communicator.
+    pub(crate) fn set_usable(&self) {
+        self.usable.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_usable(&self) -> bool {
+        self.usable.load(Ordering::Acquire)
+    }
+
+    /// The communicator cannot go on; the first reason stays.
+    pub(crate) fn end(&self, status: Status, text: String) {
+        // A later reason is a consequence of the first.
+        let _ = self.ending.set(Ending { status, text });
+    }
+
+    /// Why it cannot go on, told to NCCL's log by the first thread that asks.
+    pub(crate) fn ending(&self) -> Result<(), Status> {
+        let Some(ending) = self.ending.get() else { return Ok(()) };
+        if !self.told.swap(true, Ordering::Relaxed) {
+            log::warn(&ending.text);
+        }
+        Err(ending.status)
+    }
+}
+
+impl Request {
+    pub(crate) fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    /// Gives back the slot of a request that was never handed over.
+    pub(crate) fn give_back(&self) {
+        self.comm().free.fetch_or(1 << self.slot, Ordering::AcqRel);
+    }
+
+    /// The bytes of a request that is done, which then is free again; `None` while it is under way.
+    pub(crate) fn test(&self) -> Result<Option<u64>, Status> {
+        if self.state.load(Ordering::Acquire) == DONE {
+            let bytes = self.bytes.load(Ordering::Relaxed);
+            self.give_back();
+            return Ok(Some(bytes));
+        }
+        self.comm().ending().map(|()| None)
+    }
+
+    fn comm(&self) -> &Comm {
+        // SAFETY: a request is a field of its communicator.
+        unsafe { &*self.comm }
+    }
+}

@@ -1,0 +1,307 @@
+//! The process's one state: NICs, contexts, workers, and every object that NCCL has been given. All calls that are
+//! not on the data path come here; none of them blocks for the network.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_int};
+use std::net::SocketAddrV4;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use r2cc::repair::Tuning;
+use r2cc::topology::Nic;
+use r2cc::transport::{Side, now};
+use serde_json::json;
+
+use crate::abi::{Facts, LogFn, Status};
+use crate::comm::Comm;
+use crate::handle::{ADDRS_MAX, Handle, Secret};
+use crate::nics::{self, NicError, Wishes};
+use crate::worker::{Command, Worker};
+use crate::{events, log};
+
+/// I/O threads of a process by default; `R2CC_IO_THREADS` sets another number.
+const WORKERS: usize = 2;
+const WORKERS_MAX: usize = 16;
+
+/// The one device that NCCL sees: all NICs together.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) nics: Vec<Nic>,
+    name: CString,
+    pci_path: Option<CString>,
+    guid: u64,
+    speed_mbit_s: u64,
+}
+
+impl Device {
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            name: self.name.as_ptr(),
+            pci_path: self.pci_path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr()),
+            guid: self.guid,
+            speed_mbit_s: c_int::try_from(self.speed_mbit_s).unwrap_or(c_int::MAX),
+            device: 0,
+        }
+    }
+}
+
+/// What a pointer that NCCL holds stands for. Kept here, so that closing twice, or closing something that
+/// a context has taken with it, is harmless.
+#[derive(Debug)]
+struct Object {
+    context: u64,
+    comm: Arc<Comm>,
+    listening: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    workers: Vec<Arc<Worker>>,
+    next_worker: usize,
+    next_number: usize,
+    next_context: u64,
+    /// By the address that NCCL has.
+    objects: BTreeMap<usize, Object>,
+    connecting: HashMap<Secret, (u64, Arc<Comm>)>,
+}
+
+static DEVICE: OnceLock<Device> = OnceLock::new();
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+/// Locks the state; a panic while it was locked has been turned into an error already.
+fn state() -> StateGuard {
+    let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_default();
+    StateGuard(guard)
+}
+
+struct StateGuard(MutexGuard<'static, Option<State>>);
+
+impl std::ops::Deref for StateGuard {
+    type Target = State;
+    fn deref(&self) -> &State {
+        match &*self.0 {
+            Some(state) => state,
+            None => unreachable!("made when it was locked"),
+        }
+    }
+}
+
+impl std::ops::DerefMut for StateGuard {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.get_or_insert_default()
+    }
+}
+
+/// Finds the NICs once a process.
+///
+/// # Errors
+/// If there are none, or the user's list names none of them.
+pub(crate) fn init(log_function: Option<LogFn>) -> Result<(), Status> {
+    log::install(log_function);
+    if DEVICE.get().is_some() {
+        return Ok(());
+    }
+    events::open();
+    let nics = nics::candidates().and_then(|present| nics::choose(&present, &Wishes::from_environment()));
+    let mut nics = nics.map_err(|error| {
+        log::warn(&error.to_string());
+        if matches!(error, NicError::NoMatch { .. }) { Status::InvalidUsage } else { Status::SystemError }
+    })?;
+    if nics.len() > ADDRS_MAX {
+        log::warn(&format!("{} NICs match, the first {ADDRS_MAX} are used", nics.len()));
+        nics.truncate(ADDRS_MAX);
+    }
+    let described: Vec<String> = nics.iter().map(|nic| format!("{} ({})", nic.name, nic.addr)).collect();
+    let host = host_name();
+    events::write(now(), "start", &json!({ "node": host, "nics": nics }));
+    log::info(&format!("version {} on {host}, NICs: {}", env!("CARGO_PKG_VERSION"), described.join(", ")));
+    if let [only] = nics.as_slice() {
+        log::warn(&format!("only one NIC ({}) carries data: its failure cannot be repaired", only.name));
+    }
+    let device = Device {
+        name: c"r2cc_0".to_owned(),
+        pci_path: nics::pci_path(&nics),
+        guid: nics::guid(&host, &nics),
+        speed_mbit_s: nics::speed_mbit_s(&nics),
+        nics,
+    };
+    // Another thread may have been faster, with the same NICs.
+    let _ = DEVICE.set(device);
+    Ok(())
+}
+
+pub(crate) fn host_name() -> String {
+    nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| "this host".into())
+}
+
+/// The device, once [`init`] has found it.
+pub(crate) fn device() -> Result<&'static Device, Status> {
+    DEVICE.get().ok_or(Status::InternalError)
+}
+
+/// The machines' limits, with what the user sets.
+pub(crate) fn tuning() -> Tuning {
+    let mut tuning = Tuning::default();
+    if let Some(bound) = std::env::var("R2CC_LINK_BOUND_MS").ok().and_then(|ms| ms.parse().ok()) {
+        tuning.link_deadline = std::time::Duration::from_millis(bound);
+    }
+    tuning
+}
+
+/// A new context; a number that NCCL holds as a pointer. Interfaces without contexts use number 0.
+pub(crate) fn open_context() -> u64 {
+    let mut state = state();
+    state.next_context += 1;
+    state.next_context
+}
+
+/// Closes everything that belongs to a context.
+pub(crate) fn close_context(context: u64) {
+    let (objects, connecting) = {
+        let mut state = state();
+        let left: Vec<usize> = state.objects.iter().filter(|(_, o)| o.context == context).map(|(at, _)| *at).collect();
+        let objects: Vec<Object> = left.iter().filter_map(|at| state.objects.remove(at)).collect();
+        let half: Vec<Secret> = state.connecting.iter().filter(|(_, c)| c.0 == context).map(|(s, _)| *s).collect();
+        (objects, half.iter().filter_map(|secret| state.connecting.remove(secret)).collect::<Vec<_>>())
+    };
+    objects.into_iter().map(|o| o.comm).chain(connecting.into_iter().map(|c| c.1)).for_each(|comm| close(&comm));
+}
+
+/// Runs `use_it` with a worker that takes commands: one that is running, or a fresh one.
+fn with_worker<T>(mut use_it: impl FnMut(&Arc<Worker>) -> Option<T>) -> Result<T, Status> {
+    let device = device()?;
+    let count = std::env::var("R2CC_IO_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(WORKERS);
+    let count = count.clamp(1, WORKERS_MAX);
+    // A worker that has nothing to do ends; the one made here has not had time to.
+    for _ in 0..8 {
+        let worker = {
+            let mut state = state();
+            state.workers.retain(|worker| !worker.has_ended());
+            if state.workers.len() < count {
+                let worker = Worker::start(&device.nics).map_err(|error| {
+                    log::warn(&format!("cannot start an I/O thread: {error}"));
+                    Status::SystemError
+                })?;
+                state.workers.push(worker);
+            }
+            state.next_worker += 1;
+            let at = state.next_worker % state.workers.len();
+            Arc::clone(&state.workers[at])
+        };
+        if let Some(done) = use_it(&worker) {
+            return Ok(done);
+        }
+    }
+    Err(Status::InternalError)
+}
+
+fn next_number() -> usize {
+    let mut state = state();
+    state.next_number += 1;
+    state.next_number
+}
+
+fn hand_out(context: u64, comm: &Arc<Comm>, listening: bool) -> usize {
+    // A listening object and its communicator are one here, but two for NCCL: the odd address is the listener.
+    let at = Arc::as_ptr(comm) as usize + usize::from(listening);
+    state().objects.insert(at, Object { context, comm: Arc::clone(comm), listening });
+    at
+}
+
+/// A receiving end that waits for its sender; returns NCCL's pointer and the handle.
+///
+/// # Errors
+/// If the kernel refuses what it takes.
+pub(crate) fn listen(context: u64) -> Result<(usize, [u8; crate::abi::HANDLE_BYTES]), Status> {
+    let device = device()?;
+    let (comm, handle) = with_worker(|worker| {
+        let ports = worker.ports().iter();
+        let addrs = device.nics.iter().zip(ports).map(|(nic, port)| SocketAddrV4::new(nic.addr, *port)).collect();
+        let handle = Handle::draw(addrs).ok()?;
+        let comm = Comm::new(next_number(), Side::Recv, Arc::clone(worker));
+        let expect = Command::Expect { comm: Arc::clone(&comm), name: handle.name, key: handle.key() };
+        worker.submit(expect).then_some((comm, handle))
+    })?;
+    Ok((hand_out(context, &comm, true), handle.encode()))
+}
+
+/// Starts or goes on to connect to a handle; NCCL's pointer once a path is in service.
+///
+/// # Errors
+/// If the handle is foreign, or no NIC reached the peer in time.
+pub(crate) fn connect(context: u64, bytes: &[u8; crate::abi::HANDLE_BYTES]) -> Result<Option<usize>, Status> {
+    let handle = Handle::decode(bytes).map_err(|error| {
+        log::warn(&error.to_string());
+        Status::InvalidUsage
+    })?;
+    let known = state().connecting.get(&handle.secret).map(|(_, comm)| Arc::clone(comm));
+    let comm = match known {
+        Some(comm) => comm,
+        None => {
+            let pairs = nics::pair_up(&device()?.nics, &handle.addrs);
+            let comm = with_worker(|worker| {
+                let comm = Comm::new(next_number(), Side::Send, Arc::clone(worker));
+                let (name, key, pairs) = (handle.name, handle.key(), pairs.clone());
+                let open = Command::Open { comm: Arc::clone(&comm), name, key, pairs };
+                worker.submit(open).then_some(comm)
+            })?;
+            state().connecting.insert(handle.secret, (context, Arc::clone(&comm)));
+            comm
+        }
+    };
+    let outcome = comm.ending().map(|()| comm.is_usable());
+    if outcome != Ok(false) {
+        state().connecting.remove(&handle.secret);
+    }
+    outcome.map(|usable| usable.then(|| hand_out(context, &comm, false)))
+}
+
+/// The receiving end of a listener once its sender is there.
+///
+/// # Errors
+/// If the pointer is none of ours.
+pub(crate) fn accept(listener: usize) -> Result<Option<usize>, Status> {
+    let (context, comm) = {
+        let state = state();
+        let object = state.objects.get(&listener).filter(|o| o.listening).ok_or(Status::InvalidArgument)?;
+        (object.context, Arc::clone(&object.comm))
+    };
+    comm.ending()?;
+    let taken = state().objects.contains_key(&(Arc::as_ptr(&comm) as usize));
+    Ok((comm.is_usable() && !taken).then(|| hand_out(context, &comm, false)))
+}
+
+/// Takes an object back. Its memory is not touched any more when this returns.
+pub(crate) fn close_object(pointer: usize) {
+    let (object, in_use) = {
+        let mut state = state();
+        let Some(object) = state.objects.remove(&pointer) else { return };
+        // A listener that has become a communicator goes alone.
+        let in_use = object.listening && state.objects.contains_key(&(pointer - 1));
+        (object, in_use)
+    };
+    if !in_use {
+        close(&object.comm);
+    }
+}
+
+fn close(comm: &Arc<Comm>) {
+    let (done, closed) = std::sync::mpsc::sync_channel(1);
+    if comm.worker.submit(Command::Close { number: comm.number, done }) {
+        // An error means that the worker has ended, and its links with it.
+        let _ = closed.recv();
+    }
+}
+
+/// Tells of a worker's end: its communicators cannot go on.
+pub(crate) fn end_all(worker: &Worker, status: Status, text: &str) {
+    let state = state();
+    let connecting = state.connecting.values().map(|(_, comm)| comm);
+    let comms = state.objects.values().map(|object| &object.comm).chain(connecting);
+    comms.filter(|comm| std::ptr::eq(&*comm.worker, worker)).for_each(|comm| comm.end(status, text.into()));
+}
+
+/// A worker has ended: nothing of it is kept.
+pub(crate) fn forget(worker: &Arc<Worker>) {
+    state().workers.retain(|known| !Arc::ptr_eq(known, worker));
+}
