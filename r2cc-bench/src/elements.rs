@@ -173,6 +173,43 @@ pub fn check(
     Ok(found)
 }
 
+/// What a kernel needs to make and to check the same values as [`fill`] and [`check`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRule {
+    /// Seed of each rank in the iteration; a block's is the hash of it and the block's index.
+    pub seeds: Vec<u64>,
+    /// Arithmetic shift of an element's hash.
+    pub shift: u32,
+}
+
+/// The rule for kernels: there are some for sums of f32, none for other types and operators.
+pub fn kernel_rule(
+    dtype: DType,
+    op: ReduceOp,
+    world: usize,
+    iteration: u64,
+) -> Result<Option<KernelRule>, ElementsError> {
+    let pattern = Pattern::new(dtype, op, world, iteration)?;
+    let covered = dtype == DType::F32 && op == ReduceOp::Sum;
+    let seeds = || (0..world).map(|rank| pattern.rank_seed(rank)).collect();
+    Ok(covered.then(|| KernelRule { seeds: seeds(), shift: pattern.shift() }))
+}
+
+/// What belongs at `index` of a result of four-byte elements, beside the bits found there.
+pub fn wrong_at(
+    dtype: DType,
+    op: ReduceOp,
+    world: usize,
+    iteration: u64,
+    index: usize,
+    found: u32,
+) -> Result<WrongElement, ElementsError> {
+    let pattern = Pattern::new(dtype, op, world, iteration)?;
+    let mut want = [0u32; BLOCK];
+    pattern.result32((index / BLOCK) as u64, &mut want);
+    Ok(WrongElement { index, expected: text32(dtype, want[index % BLOCK]), actual: text32(dtype, found) })
+}
+
 /// Adds a block's wrong elements; looks for them one by one only where there are some to report.
 fn report(
     found: &mut ElementCheck,

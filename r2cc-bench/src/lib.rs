@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod doctor;
 pub mod elements;
 pub mod goodput;
+pub mod gpu;
 pub mod report;
 pub mod run;
 pub mod suite;

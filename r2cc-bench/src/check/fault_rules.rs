@@ -22,7 +22,9 @@ pub fn place_faults(suite: &Suite, record: &mut RunRecord) {
     for (position, fired) in record.faults.iter_mut().enumerate() {
         let at_the_call = suite.faults.get(position).is_some_and(at_the_call);
         fired.iteration = fired.fired_at_ns.filter(|_| fired.fired).and_then(|at_ns| {
-            record.iterations.iter().find(|iteration| within(iteration, at_ns, at_the_call)).map(|hit| hit.index)
+            let unended = record.hang.iter().map(|hang| &hang.iteration);
+            let mut all = record.iterations.iter().chain(unended);
+            all.find(|iteration| within(iteration, at_ns, at_the_call)).map(|hit| hit.index)
         });
     }
 }
@@ -70,7 +72,8 @@ fn cut_iteration(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &Fault
     let Some(at_ns) = fired.fired_at_ns else {
         return miss(result, "the time of the firing is not known".to_string());
     };
-    let hit = record.iterations.iter().find(|iteration| within(iteration, at_ns, at_the_call(fault)));
+    let unended = record.hang.iter().map(|hang| &hang.iteration);
+    let hit = record.iterations.iter().chain(unended).find(|iteration| within(iteration, at_ns, at_the_call(fault)));
     match (hit, asked) {
         (Some(hit), None) => result.judged(true, expected, hit.index),
         (Some(hit), Some(asked)) if hit.index == asked => result.judged(true, asked, hit.index),

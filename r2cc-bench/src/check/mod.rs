@@ -7,6 +7,7 @@
 
 mod fault_rules;
 pub mod figures;
+mod hang_rules;
 pub mod record;
 mod rules;
 #[cfg(test)]
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use fault_rules::place_faults;
 pub use record::RunRecord;
 
-use crate::suite::{Suite, Timing};
+use crate::suite::{Suite, Timing, effect};
 
 /// What `actual` says when the run cannot tell; no unit belongs to it.
 pub(crate) const NOT_KNOWN: &str = "not known";
@@ -131,9 +132,13 @@ impl CheckResult {
 /// or the suite's.
 ///
 /// The result holds every check the suite asks for and those that always apply, in a fixed
-/// order: elements, faults, counters, views, times.
+/// order: elements, faults, counters, views, times. Where nothing repairs a cut, what is expected
+/// is a hang, and what would hold after it is not judged.
 pub fn evaluate(suite: &Suite, record: &RunRecord, timing: Timing) -> Vec<CheckResult> {
-    let mut results = rules::elements(suite, record);
+    if effect::hangs(suite) {
+        return hang_rules::all(suite, record);
+    }
+    let mut results = rules::elements(suite, record, suite.workload.iterations);
     results.extend(fault_rules::all(suite, record));
     results.extend(rules::counters(suite, record));
     results.extend(timing_rules::all(suite, record));

@@ -37,6 +37,48 @@ pub struct RunRecord {
     pub fault_view: BTreeMap<u32, Vec<FaultViewEntry>>,
     /// Collective at which each rank changed its schedule.
     pub switch: BTreeMap<u32, u64>,
+    /// The collective that never ended, if one did not.
+    #[serde(default)]
+    pub hang: Option<HangRecord>,
+    /// What capturing the collective as a graph took, if it was captured.
+    #[serde(default)]
+    pub graph: Option<GraphRecord>,
+}
+
+/// A collective that never ended: every rank is alive and inside it, and nothing moves any more.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct HangRecord {
+    /// The iteration, from each rank's call to the moment it was given up.
+    pub iteration: IterationRecord,
+    /// Seconds for which no payload had arrived on any data port by then.
+    pub silent_s: f64,
+    /// Frames without payload that arrived all the same: address resolution, window probes, acknowledgements.
+    pub control_frames: u64,
+    /// Their bytes.
+    pub control_bytes: u64,
+    /// The ranks' processes at that moment: `rank 0: 4711 R`, the letter being the kernel's.
+    pub processes: Vec<String>,
+}
+
+/// What it takes to capture a collective as a graph and make it replayable; of the slowest rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GraphRecord {
+    /// The capture before the baseline.
+    pub capture_millis: f64,
+    /// Making that replayable.
+    pub instantiate_millis: f64,
+    /// The capture after the last iteration.
+    #[serde(default)]
+    pub recapture_millis: Option<f64>,
+    /// Making that replayable.
+    #[serde(default)]
+    pub reinstantiate_millis: Option<f64>,
+    /// One replay of the new graph, over the median of the baseline.
+    #[serde(default)]
+    pub replay_ratio: Option<f64>,
+    /// Elements of that replay that differ.
+    #[serde(default)]
+    pub replay_wrong: u64,
 }
 
 /// One collective on all ranks.

@@ -13,8 +13,8 @@ use crate::suite::{AfterRepair, Mode, Schedule, Suite, WorkloadKind, effect};
 /// How far the NICs of a healthy node may be from equal shares, relative.
 const HEALTHY_SHARE_WITHIN: f64 = 0.02;
 
-/// Every element of every rank and iteration, and that there is one result for each.
-pub(super) fn elements(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
+/// Every element of every rank and of `asked` iterations, and that there is one result for each.
+pub(super) fn elements(suite: &Suite, record: &RunRecord, asked: u32) -> Vec<CheckResult> {
     let all = || record.baseline.iter().chain(&record.iterations);
     let wrong: u64 = all().map(|iteration| iteration.wrong_elements).sum();
     let mut exact = CheckResult::new("elements", CheckClass::Elements, "wrong elements").judged(wrong == 0, 0, wrong);
@@ -36,7 +36,7 @@ pub(super) fn elements(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     let each = record.bytes / suite.workload.dtype.size_bytes() * ranks;
     let short = all().filter(|iteration| iteration.checked_elements != each).count();
     let done = record.iterations.len();
-    let asked = suite.workload.iterations as usize;
+    let asked = asked as usize;
     let counted = CheckResult::new("elements_checked", CheckClass::Counters, "").judged(
         short == 0 && done == asked && each > 0,
         format!("{each} elements x {asked} iterations"),

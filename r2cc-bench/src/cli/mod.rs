@@ -88,6 +88,14 @@ enum SchemaOf {
 enum Role {
     /// One rank of a job; orders on standard input.
     Rank,
+    /// One rank of a job on a GPU; orders on standard input.
+    GpuRank,
+    /// What this machine has for ranks on GPUs.
+    GpuSurvey {
+        /// The NCCL library.
+        #[arg(long)]
+        nccl: Option<PathBuf>,
+    },
     /// Plain TCP's goodput; orders on standard input.
     Goodput,
     /// Makes and undoes a change, beside the bench that asked for it; orders on standard input.
@@ -206,6 +214,8 @@ fn examine(out: &Path, format: Format) -> Code {
 fn work(role: Role) -> Code {
     let outcome = match role {
         Role::Rank => workload::rank::serve(),
+        Role::GpuRank => workload::gpu_rank::serve(),
+        Role::GpuSurvey { nccl } => workload::gpu_rank::survey(nccl.as_deref()),
         Role::Goodput => goodput::serve().map_err(anyhow::Error::from),
         Role::Watch { record } => r2cc_inject::watcher::run(&record).map_err(anyhow::Error::from),
         Role::Enter { node, cluster: id, argv } => {

@@ -10,8 +10,8 @@ use r2cc_bench::check::record::{FaultRecord, IterationRecord};
 use r2cc_bench::check::{self, RunRecord};
 use r2cc_bench::cluster;
 use r2cc_bench::report::{self, ExitCode as Code, FolderError, Paint, Reference, ResultsFolder, Summary};
-use r2cc_bench::run::{self, Cutter, LEASE, Progress, Settings};
-use r2cc_bench::suite::{Suite, Timing};
+use r2cc_bench::run::{self, Cutter, GpuSettings, LEASE, Progress, Settings};
+use r2cc_bench::suite::{LibrarySpec, Mode, ScaleRow, Suite, Timing};
 use r2cc_bench::workload::support::unsupported;
 
 use super::{Format, complain, say};
@@ -21,6 +21,18 @@ pub(super) struct RunArgs {
     /// Suite files.
     #[arg(required = true)]
     suites: Vec<PathBuf>,
+    /// What runs the collective; default: the first that the suite has a size for, of host and nccl.
+    #[arg(long, value_enum)]
+    backend: Option<BackendArg>,
+    /// The library under test, in place of what the suite says; with `none` a cut makes NCCL hang, which is expected then.
+    #[arg(long, value_enum, value_name = "MODE")]
+    library: Option<LibraryArg>,
+    /// The NCCL library; default: one that is loaded already, else libnccl.so.2 on the search path.
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    /// Our net plugin for NCCL; default: $R2CC_NCCL_PLUGIN, else ../lib/libr2cc_nccl.so beside this program.
+    #[arg(long, value_name = "PATH")]
+    plugin: Option<PathBuf>,
     /// Folder for results; default: results/<suite>-<time>/.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -51,6 +63,22 @@ pub(super) struct RunArgs {
     /// How long a fault lasts that this process does not renew, at least 100ms.
     #[arg(long, hide = true, value_parser = lease)]
     lease: Option<Duration>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum BackendArg {
+    /// The native engine on host memory.
+    Host,
+    /// NCCL on a GPU.
+    Nccl,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LibraryArg {
+    /// Not loaded.
+    None,
+    /// The load is spread over all surviving NICs.
+    Balance,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -131,13 +159,20 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
     };
     for file in &args.suites {
         match Suite::load(file) {
-            Ok(suite) => suites.push((file.as_path(), suite)),
+            Ok(mut suite) => {
+                match args.library {
+                    Some(LibraryArg::None) => suite.library = LibrarySpec { mode: Mode::None, ..suite.library },
+                    Some(LibraryArg::Balance) => suite.library = LibrarySpec { mode: Mode::Balance, ..suite.library },
+                    None => {}
+                }
+                suites.push((file.as_path(), suite));
+            }
             Err(error) => refuse(error.to_string()),
         }
     }
     for (file, suite) in &suites {
         let file = file.display();
-        for reason in unsupported(suite, args.cutter) {
+        for reason in unsupported(suite, row(args, suite), args.cutter) {
             refuse(format!("{file}: {reason}"));
         }
         let iterations = suite.workload.iterations;
@@ -156,6 +191,15 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
         }
     }
     if sound { Ok(suites) } else { Err(Code::Usage) }
+}
+
+/// The row of `scale` that applies.
+fn row(args: &RunArgs, suite: &Suite) -> ScaleRow {
+    match args.backend {
+        Some(BackendArg::Host) => ScaleRow::Host,
+        Some(BackendArg::Nccl) => ScaleRow::Nccl,
+        None => suite.default_row(),
+    }
 }
 
 /// Names of the checks that a run of `suite` is judged by, once its baseline is measured and its faults have fired.
@@ -206,6 +250,8 @@ fn run_suite(
     for repetition in 1..=args.repeat {
         let settings = Settings {
             program: program.clone(),
+            row: row(args, suite),
+            gpu: GpuSettings { nccl: args.nccl.clone(), plugin: args.plugin.clone() },
             timing,
             corrupt: args.corrupt,
             only: args.only.clone(),

@@ -160,9 +160,17 @@ impl Pattern {
 
     /// Seed of a block: splitmix64's finaliser over the three coordinates.
     fn seed(&self, rank: usize, block: u64) -> u64 {
-        let mut seed = mix(self.iteration.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        seed = mix(seed ^ rank as u64);
-        mix(seed ^ block)
+        mix(self.rank_seed(rank) ^ block)
+    }
+
+    /// The part of a block's seed that is the same for all blocks.
+    pub(super) fn rank_seed(&self, rank: usize) -> u64 {
+        mix(mix(self.iteration.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ rank as u64)
+    }
+
+    /// How far a hash is shifted to become an integer that floats add exactly.
+    pub(super) fn shift(&self) -> u32 {
+        31u32.saturating_sub(self.bits)
     }
 }
 
@@ -203,7 +211,7 @@ fn fold64_avx2(pattern: &Pattern, ranks: Range<usize>, block: u64, words: &mut [
 
 #[inline(always)]
 fn fold32(p: &Pattern, ranks: Range<usize>, block: u64, words: &mut [u32]) {
-    let shift = 31u32.saturating_sub(p.bits);
+    let shift = p.shift();
     // Arithmetic shift: magnitude at most 2^bits, both signs.
     let small = |h: u32| (h as i32) >> shift;
     let signed = p.dtype == DType::I32;

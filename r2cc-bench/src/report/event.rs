@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::exit::Verdict;
 use crate::check::CheckResult;
-use crate::check::record::{FaultRecord, FaultViewEntry, IterationRecord, RepairRecord, TransportRecord};
+use crate::check::record::{
+    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, RepairRecord, TransportRecord,
+};
 use crate::suite::Suite;
 
 /// Version of `run.jsonl` that this build writes.
@@ -82,6 +84,10 @@ pub enum Event {
     Transport(TransportRecord),
     /// Collective at which each rank changed its schedule.
     Switch(BTreeMap<u32, u64>),
+    /// A collective never ended.
+    Hang(HangRecord),
+    /// The collective was captured as a graph.
+    Graph(GraphRecord),
     /// A check is settled.
     Check(CheckResult),
     /// The repetition is over.

@@ -98,6 +98,8 @@ impl RebuiltRun {
             }
             Event::Transport(transport) => record.transport = transport,
             Event::Switch(switch) => record.switch = switch,
+            Event::Hang(hang) => record.hang = Some(hang),
+            Event::Graph(graph) => record.graph = Some(graph),
             Event::Check(check) => self.checks.push(check),
             Event::Ended { verdict, exit_code } => self.ended = Some((verdict, exit_code)),
             Event::Started { .. } | Event::Note { .. } | Event::Transition { .. } => {}

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::exit::{ExitCode, Verdict, judge};
 use crate::check::figures::{Baseline, HitIteration};
 use crate::check::record::{
-    FaultRecord, FaultViewEntry, IterationRecord, Means, NodeCounters, RepairRecord, RunRecord, TransportRecord,
-    WrongElement,
+    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, Means, NodeCounters, RepairRecord,
+    RunRecord, TransportRecord, WrongElement,
 };
 use crate::check::{CheckResult, CheckStatus, figures};
 use crate::suite::{Fabric, ScaleRow, Suite};
@@ -58,6 +58,12 @@ pub struct Summary {
     pub fault_view: BTreeMap<u32, Vec<FaultViewEntry>>,
     /// Collective at which each rank changed its schedule.
     pub switch: BTreeMap<u32, u64>,
+    /// The collective that never ended, if one did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang: Option<HangRecord>,
+    /// What capturing the collective as a graph took, if it was captured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<GraphRecord>,
     /// Kernel, processors, versions, load: whatever may explain a figure.
     pub environment: BTreeMap<String, String>,
     /// With `--repeat`: each run; the fields above are those of the worst.
@@ -200,6 +206,8 @@ impl Summary {
             hit_iteration: figures::hit_iteration(suite, record).ok(),
             fault_view: record.fault_view.clone(),
             switch: record.switch.clone(),
+            hang: record.hang.clone(),
+            graph: record.graph,
             environment: context.environment.clone(),
             runs: Vec::new(),
         }

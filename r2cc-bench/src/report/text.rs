@@ -50,7 +50,12 @@ pub fn run_text(summary: &Summary, paint: Paint) -> String {
     text.push('\n');
     text.push_str(&iteration_table(summary));
     text.push('\n');
-    let lines = fault_lines(summary).into_iter().chain(repair_lines(summary)).chain(check_lines(summary, paint));
+    let lines = fault_lines(summary)
+        .into_iter()
+        .chain(hang_line(summary))
+        .chain(repair_lines(summary))
+        .chain(graph_line(summary))
+        .chain(check_lines(summary, paint));
     for line in lines {
         text.push_str(&line);
         text.push('\n');
@@ -157,6 +162,37 @@ fn fault_line(fault: &FaultSummary) -> String {
     }
     line.push_str(if fault.healed { ", gone" } else { ", LEFT BEHIND" });
     line
+}
+
+/// The collective that never ended.
+fn hang_line(summary: &Summary) -> Option<String> {
+    let hang = summary.hang.as_ref()?;
+    Some(format!(
+        "hang    iteration {}: given up after {:.1} s, of which {:.1} s without payload on any data port; {}; killed",
+        hang.iteration.index,
+        hang.iteration.millis() / 1e3,
+        hang.silent_s,
+        hang.processes.join(", ")
+    ))
+}
+
+/// What capturing the collective took, and capturing it again.
+fn graph_line(summary: &Summary) -> Option<String> {
+    let graph = summary.graph?;
+    let mut line = format!(
+        "graph   captured in {:.2} ms, made replayable in {:.2} ms",
+        graph.capture_millis, graph.instantiate_millis
+    );
+    if let (Some(capture), Some(instantiate)) = (graph.recapture_millis, graph.reinstantiate_millis) {
+        line.push_str(&format!("; again after the last iteration: {capture:.2} ms, {instantiate:.2} ms"));
+    }
+    if let Some(ratio) = graph.replay_ratio {
+        line.push_str(&format!(
+            "; the new graph's first replay {ratio:.3} x the baseline, {} wrong",
+            graph.replay_wrong
+        ));
+    }
+    Some(line)
 }
 
 /// One line a repair, and one for the transport's sums.

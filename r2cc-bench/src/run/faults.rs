@@ -23,8 +23,27 @@ use crate::cluster::{EmulatedCluster, Side};
 pub const LEASE: Duration = Duration::from_secs(5);
 /// Renewals in a lease: so many must fail in a row before a fault ends too early.
 const RENEWALS: u32 = 5;
-/// The function that every collective of the native engine calls.
-const HOST_SYMBOL: &str = "r2cc_collective_begin";
+
+/// The function whose calls a fault's position counts.
+#[derive(Debug, Clone)]
+pub(super) struct Called {
+    /// What the workload calls it.
+    pub(super) op: Op,
+    /// The executable or library that holds it.
+    pub(super) binary: PathBuf,
+    /// Its symbol.
+    pub(super) symbol: &'static str,
+    /// Counts only calls with this first argument.
+    pub(super) arg0: Option<u64>,
+}
+
+impl Called {
+    /// What every collective of the native engine calls, in the executable that the ranks run.
+    pub(super) fn on_host(program: PathBuf) -> Self {
+        let arg0 = Some(Collective::AllReduce as u64);
+        Self { op: Op::AllReduce, binary: program, symbol: "r2cc_collective_begin", arg0 }
+    }
+}
 
 /// Who blocks a port that a fault drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -37,8 +56,8 @@ pub enum Cutter {
 
 /// What a fault needs to know of the job.
 pub(super) struct JobFacts<'a> {
-    /// The executable that the ranks run.
-    pub(super) program: PathBuf,
+    /// What the workload calls.
+    pub(super) called: Called,
     /// Process of the lowest rank of each node.
     pub(super) pids: Vec<(String, u32)>,
     /// Bytes that a port receives in a healthy collective.
@@ -112,10 +131,10 @@ impl<'a> FaultDriver<'a> {
         let (node, nic) = places.first().context("a fault without a port")?;
         let pid = facts.pids.iter().find(|(name, _)| name == node || fault.target.is_rail()).map(|(_, pid)| *pid);
         let call = |op: Op, n: u64| -> Result<CallPoint> {
-            let Op::AllReduce = op else { bail!("the workload calls allreduce, not {op}") };
+            let Called { op: called, binary, symbol, arg0 } = facts.called.clone();
+            anyhow::ensure!(op == called, "the workload calls {called}, not {op}");
             let pid = pid.with_context(|| format!("no rank on {node}"))?;
-            let arg0 = Some(Collective::AllReduce as u64);
-            Ok(CallPoint { pid, binary: facts.program.clone(), symbol: HOST_SYMBOL.into(), arg0, n })
+            Ok(CallPoint { pid, binary, symbol: symbol.into(), arg0, n })
         };
         let (mut arm_at, mut asked_bytes) = (Some(Instant::now()), None);
         let trigger = match &fault.from {

@@ -4,12 +4,15 @@
 mod counters;
 mod environment;
 mod faults;
+mod gpu;
 mod progress;
 mod ranks;
 
 pub use faults::{Cutter, LEASE};
+pub use gpu::GpuSettings;
 pub use progress::Progress;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -27,12 +30,13 @@ use crate::check::record::{IterationRecord, NodeCounters, Span, TransportRecord,
 use crate::check::{self, CheckResult, RunRecord, figures};
 use crate::cluster::{self, ClusterError, EmulatedCluster};
 use crate::goodput::{self, GoodputError};
+use crate::gpu::{GpuError, GpuFacts};
 use crate::report::{Event, EventLog, ExitCode, FolderError, RunContext, Summary};
-use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing};
+use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing, effect};
 use crate::workload::job::{Job, JobError};
 use crate::workload::{Damage, Order, RankConfig, Report, support};
 
-use faults::{FaultDriver, JobFacts};
+use faults::{Called, FaultDriver, JobFacts};
 
 /// How long plain TCP is measured.
 const GOODPUT_TIME: Duration = Duration::from_secs(1);
@@ -52,6 +56,10 @@ const RENDEZVOUS_PORT: u16 = 29_500;
 pub struct Settings {
     /// This program, which also is the ranks' program.
     pub program: PathBuf,
+    /// What runs the collective, by its row of `scale`.
+    pub row: ScaleRow,
+    /// Where the libraries of the backend nccl are.
+    pub gpu: GpuSettings,
     /// Whether timing checks count.
     pub timing: Timing,
     /// Damage what a rank receives in this iteration.
@@ -79,13 +87,20 @@ pub fn run(
     progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<Summary> {
-    let row = suite.default_row();
+    let row = settings.row;
     let mut record = RunRecord {
         bytes: suite.scale(row).map_or(0, |scale| scale.bytes.0),
         ranks_per_node: suite.ranks_per_node(row),
         ..RunRecord::default()
     };
-    let environment = environment::describe();
+    let mut environment = environment::describe();
+    let surveyed = match row {
+        ScaleRow::Nccl => gpu::survey(suite, settings, out, interrupted).map(Some),
+        ScaleRow::Host | ScaleRow::Ssh => Ok(None),
+    };
+    if let Ok(Some(facts)) = &surveyed {
+        environment.extend(gpu::described(facts));
+    }
     log.record(
         at_ns(),
         Event::Started {
@@ -98,8 +113,27 @@ pub fn run(
         },
     )?;
     let mut context = RunContext { backend: row.name().into(), ended: None, environment };
-    let mut session = Session { suite, settings, row, out, log, progress, interrupted, record: &mut record };
-    if let Err(error) = session.conduct() {
+    let mut session = Session {
+        suite,
+        settings,
+        row,
+        out,
+        log,
+        progress,
+        interrupted,
+        record: &mut record,
+        gpu: None,
+        called: None,
+        learnt: BTreeMap::new(),
+    };
+    let outcome = surveyed.and_then(|facts| {
+        session.gpu = facts;
+        session.conduct()
+    });
+    context.environment.append(&mut session.learnt);
+    if let Err(error) = outcome
+        && !(effect::hangs(suite) && matches!(error.downcast_ref(), Some(JobError::Hung { .. })))
+    {
         context.ended = Some((exit_code(&error), format!("{error:#}")));
     }
     check::place_faults(suite, &mut record);
@@ -126,6 +160,12 @@ fn settle(log: &mut EventLog, record: &RunRecord, checks: &[CheckResult]) -> Res
     if !record.switch.is_empty() {
         log.record(at_ns(), Event::Switch(record.switch.clone()))?;
     }
+    if let Some(hang) = &record.hang {
+        log.record(at_ns(), Event::Hang(hang.clone()))?;
+    }
+    if let Some(graph) = &record.graph {
+        log.record(at_ns(), Event::Graph(*graph))?;
+    }
     log.record(at_ns(), Event::Transport(record.transport))?;
     checks.iter().try_for_each(|check| Ok(log.record(at_ns(), Event::Check(check.clone()))?))
 }
@@ -139,7 +179,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     if let Some(error) = error.downcast_ref::<JobError>() {
         return match error {
             JobError::Interrupted => ExitCode::Interrupted,
-            JobError::TimedOut { .. } => ExitCode::TimedOut,
+            JobError::TimedOut { .. } | JobError::Hung { .. } => ExitCode::TimedOut,
             JobError::Lost { environment: true, .. } | JobError::Log { .. } => ExitCode::NotReady,
             JobError::Lost { .. } => ExitCode::Failed,
             JobError::Io { .. } => ExitCode::Internal,
@@ -157,6 +197,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         Some(r2cc_inject::Error::Expired { .. }) => ExitCode::Inconclusive,
         Some(_) => ExitCode::NotReady,
         None if cluster.is_some_and(ClusterError::is_environment) => ExitCode::NotReady,
+        None if error.downcast_ref::<GpuError>().is_some_and(GpuError::is_environment) => ExitCode::NotReady,
         None if error.downcast_ref::<FolderError>().is_some() => ExitCode::NotReady,
         None => ExitCode::Internal,
     }
@@ -171,6 +212,12 @@ struct Session<'a> {
     progress: &'a Progress,
     interrupted: &'a AtomicBool,
     record: &'a mut RunRecord,
+    /// The GPU and its libraries, for the backend nccl.
+    gpu: Option<GpuFacts>,
+    /// What faults count, once it is known.
+    called: Option<Called>,
+    /// Facts of the environment that only the ranks could show.
+    learnt: BTreeMap<String, String>,
 }
 
 impl Session<'_> {
@@ -197,7 +244,10 @@ impl Session<'_> {
         let program = self.settings.program.clone();
         let command = |config: &RankConfig| {
             let mut command = cluster.command(&config.node, &program).map_err(std::io::Error::other)?;
-            command.args(["worker", "rank"]);
+            command.args(["worker", if config.gpu.is_some() { "gpu-rank" } else { "rank" }]);
+            if config.gpu.is_some() {
+                command.envs(gpu::variables(self.suite, self.settings, config));
+            }
             Ok(command)
         };
         self.note(format!("ranks: starting {}", configs.len()))?;
@@ -247,6 +297,7 @@ impl Session<'_> {
             in_place: self.suite.workload.in_place,
             link_bound_s: LINK_BOUND_S,
             settings: support::settings(self.suite),
+            gpu: self.gpu.as_ref().map(|facts| gpu::config(self.suite, self.settings, rank, facts)),
         };
         Ok((0..world).map(config).collect())
     }
@@ -258,7 +309,10 @@ impl Session<'_> {
         configs: &[RankConfig],
         job: &mut Job<'_>,
     ) -> Result<()> {
-        job.gather("joining", JOIN_BOUND)?;
+        match self.row {
+            ScaleRow::Nccl => self.join_gpus(configs, job)?,
+            ScaleRow::Host | ScaleRow::Ssh => drop(job.gather("joining", JOIN_BOUND)?),
+        }
         self.baseline(cluster, driver, job)?;
         let pids = configs.iter().fold(Vec::<(String, u32)>::new(), |mut pids, config| {
             if pids.last().is_none_or(|(node, _)| *node != config.node) {
@@ -268,8 +322,8 @@ impl Session<'_> {
         });
         let record = &*self.record;
         let healthy = |node: &str, nic: &str| figures::healthy_port_rx_bytes(record, node, nic);
-        let program = self.settings.program.clone();
-        let facts = JobFacts { program, pids, healthy: &healthy, seed: self.settings.seed };
+        let called = self.called.clone().unwrap_or_else(|| Called::on_host(self.settings.program.clone()));
+        let facts = JobFacts { called, pids, healthy: &healthy, seed: self.settings.seed };
         lock(driver).arm(&self.suite.faults, self.settings.cutter, &facts)?;
 
         let mut starts = Vec::new();
@@ -338,6 +392,9 @@ impl Session<'_> {
             self.log.record(at_ns(), Event::Iteration(iteration.clone()))?;
             self.record.iterations.push(iteration);
         }
+        if self.record.graph.is_some() {
+            self.capture_again(cluster, driver, job)?;
+        }
         Ok(())
     }
 
@@ -361,8 +418,14 @@ impl Session<'_> {
             let position = (seed / world as u64 % 10) as f64 / 10.0 + 0.05;
             corrupt.filter(|_| chosen).map(|nan| Damage { seed, position, nan })
         };
-        job.order(|rank| Order::Iterate { iteration: number, corrupt: damage(rank) })?;
-        let reports = job.gather(&format!("iteration {index}"), self.iteration_bound())?;
+        let what = format!("iteration {index}");
+        let reports = match self.row {
+            ScaleRow::Nccl => self.collective_on_gpus(driver, job, index, number, damage)?,
+            ScaleRow::Host | ScaleRow::Ssh => {
+                job.order(|rank| Order::Iterate { iteration: number, corrupt: damage(rank) })?;
+                job.gather(&what, self.iteration_bound())?
+            }
+        };
         let after = counters::read(cluster, &lock(driver).injector().counters()?)?;
         let mut iteration = IterationRecord { index, nics: counters::between(&before, &after), ..Default::default() };
         for (rank, report) in reports.into_iter().enumerate() {

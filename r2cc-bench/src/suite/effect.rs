@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use r2cc_inject::fault::{Fault, Kind, Trigger, Until};
 
+use super::judge::MANAGEMENT_NIC;
 use super::model::{AfterRepair, Fabric, Mode, ScaleRow, Suite};
 
 /// Chunks of the R2CC-AllReduce's second stage, K, unless set otherwise.
@@ -58,6 +59,12 @@ pub(crate) fn dead_nics(suite: &Suite, node: &str) -> BTreeSet<String> {
         .filter_map(|fault| rail_index(suite, fault, node))
         .map(|rail| nics[rail].clone())
         .collect()
+}
+
+/// Whether the collective that a fault of the suite hits never ends: nothing repairs it.
+pub(crate) fn hangs(suite: &Suite) -> bool {
+    let cuts = |fault: &Fault| matches!(fault.kind, Kind::Drop | Kind::LinkDown) && fault.target.nic != MANAGEMENT_NIC;
+    suite.library.mode == Mode::None && suite.faults.iter().any(cuts)
 }
 
 /// Position of the NIC of `node` that `fault` acts on.

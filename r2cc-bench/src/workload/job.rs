@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::liveness::Liveness;
+use super::liveness::{self, Liveness};
 use super::{Order, RankConfig, Report};
 
 /// How often a wait looks for an interrupt.
@@ -34,6 +34,14 @@ pub enum JobError {
         waiting: Vec<usize>,
         /// Those of them that do not run at all, in words: the others wait for them.
         stuck: Vec<String>,
+    },
+    /// All ranks live, and nothing moves.
+    #[error("{what} hangs: every rank is alive and no payload has arrived on any data port for {silent_s:.0} s")]
+    Hung {
+        /// What never ended.
+        what: String,
+        /// For how long nothing had moved.
+        silent_s: f64,
     },
     /// Ranks ended or failed.
     #[error("{}", told(first, others))]
@@ -100,6 +108,8 @@ pub struct Job<'a> {
     ranks: Vec<Rank>,
     reports: Receiver<(usize, FromRank)>,
     interrupted: &'a AtomicBool,
+    /// When each rank last said that it was about to call the collective.
+    calling: Vec<Option<u64>>,
 }
 
 impl<'a> Job<'a> {
@@ -114,7 +124,7 @@ impl<'a> Job<'a> {
         interrupted: &'a AtomicBool,
     ) -> Result<Self, JobError> {
         let (sender, reports) = channel();
-        let mut job = Self { ranks: Vec::new(), reports, interrupted };
+        let mut job = Self { ranks: Vec::new(), reports, interrupted, calling: vec![None; configs.len()] };
         for config in configs {
             let rank = config.rank;
             let place = logs.join(format!("rank-{rank}.log"));
@@ -140,6 +150,22 @@ impl<'a> Job<'a> {
     /// Process of a rank.
     pub fn pid(&self, rank: usize) -> u32 {
         self.ranks[rank].child.id()
+    }
+
+    /// When each rank called the collective that is under way, by its own clock.
+    pub fn calls(&self) -> &[Option<u64>] {
+        &self.calling
+    }
+
+    /// Every rank's process and its state as the kernel has it, and whether all of them live.
+    pub fn processes(&self) -> (Vec<String>, bool) {
+        let of = |(rank, process): (usize, &Rank)| {
+            let pid = process.child.id();
+            let state = liveness::state(pid);
+            (format!("rank {rank}: process {pid} {}", state.unwrap_or('-')), state.is_some_and(|s| !"ZX".contains(s)))
+        };
+        let (words, alive): (Vec<_>, Vec<_>) = self.ranks.iter().enumerate().map(of).unzip();
+        (words, alive.into_iter().all(|alive| alive))
     }
 
     fn write<T: serde::Serialize>(&mut self, rank: usize, line: &T) -> Result<(), JobError> {
@@ -168,13 +194,27 @@ impl<'a> Job<'a> {
     /// # Errors
     /// If a rank is lost or fails, the bound passes, or the user interrupts.
     pub fn gather(&mut self, what: &str, bound: Duration) -> Result<Vec<Report>, JobError> {
+        self.gather_watched(what, bound, &mut || Ok(()))
+    }
+
+    /// [`Job::gather`], asking `watch` every now and then whether to go on.
+    ///
+    /// # Errors
+    /// As [`Job::gather`], and what `watch` answers.
+    pub fn gather_watched(
+        &mut self,
+        what: &str,
+        bound: Duration,
+        watch: &mut dyn FnMut() -> Result<(), JobError>,
+    ) -> Result<Vec<Report>, JobError> {
         let deadline = Instant::now() + bound;
         let mut reports: Vec<Option<Report>> = vec![None; self.ranks.len()];
         if let Some(rank) = self.ranks.iter().position(|rank| rank.closed) {
             return Err(self.lost(rank, None, &reports));
         }
         while reports.iter().any(Option::is_none) {
-            match self.next(deadline)? {
+            match self.next(deadline, watch)? {
+                Some((rank, FromRank::Report(Report::Calling { start_ns, .. }))) => self.calling[rank] = Some(start_ns),
                 Some((rank, FromRank::Report(Report::Failed { error, environment }))) => {
                     return Err(self.lost(rank, Some((error, environment)), &reports));
                 }
@@ -196,7 +236,11 @@ impl<'a> Job<'a> {
     }
 
     /// Next message, or `None` at the deadline.
-    fn next(&mut self, deadline: Instant) -> Result<Option<(usize, FromRank)>, JobError> {
+    fn next(
+        &mut self,
+        deadline: Instant,
+        watch: &mut dyn FnMut() -> Result<(), JobError>,
+    ) -> Result<Option<(usize, FromRank)>, JobError> {
         loop {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(JobError::Interrupted);
@@ -206,6 +250,7 @@ impl<'a> Job<'a> {
                 return Ok(None);
             }
             self.ranks.iter_mut().for_each(|rank| rank.liveness.look());
+            watch()?;
             match self.reports.recv_timeout(left.min(LOOK)) {
                 Ok(message) => return Ok(Some(message)),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -227,7 +272,7 @@ impl<'a> Job<'a> {
         words[rank] = error;
         let deadline = Instant::now() + LAST_WORDS;
         while !ended.iter().all(|e| *e) {
-            match self.next(deadline) {
+            match self.next(deadline, &mut || Ok(())) {
                 Ok(Some((rank, FromRank::Report(Report::Failed { error, environment })))) => {
                     words[rank] = Some((error, environment));
                 }
@@ -336,6 +381,7 @@ mod tests {
             in_place: true,
             link_bound_s: 1,
             settings: r2cc::Settings::default(),
+            gpu: None,
         };
         let configs: Vec<_> = (0..scripts.len()).map(config).collect();
         let command = |config: &RankConfig| {

@@ -57,7 +57,7 @@ impl Liveness {
 }
 
 /// The letter of `ps`; none when it has gone.
-fn state(pid: u32) -> Option<char> {
+pub(super) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything.
     stat.get(stat.rfind(')')? + 1..)?.trim_start().chars().next()

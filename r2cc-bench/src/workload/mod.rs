@@ -1,7 +1,8 @@
 //! What ranks do, and how the bench talks to them: orders on a rank's standard input, reports on its standard
-//! output, one JSON object a line. [`rank`] is the rank's side, [`job`] the bench's; [`support`] says what of a
-//! suite can be run at all.
+//! output, one JSON object a line. [`rank`] is the rank's side on host memory, [`gpu_rank`] on a GPU, [`job`] the
+//! bench's; [`support`] says what of a suite can be run at all.
 
+pub mod gpu_rank;
 pub mod job;
 mod liveness;
 pub mod rank;
@@ -12,6 +13,8 @@ use std::path::PathBuf;
 
 use r2cc::transport::Corruption;
 use serde::{Deserialize, Serialize};
+
+use crate::gpu::GpuFacts;
 
 /// Everything a rank needs to begin; its first line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,6 +45,42 @@ pub struct RankConfig {
     pub link_bound_s: u64,
     /// What the library is asked to do.
     pub settings: r2cc::Settings,
+    /// What a rank on a GPU needs besides; none for one on host memory.
+    #[serde(default)]
+    pub gpu: Option<GpuConfig>,
+}
+
+impl RankConfig {
+    /// Of a process that joins nobody.
+    pub(crate) fn alone() -> Self {
+        Self {
+            rank: 0,
+            world: 1,
+            node: String::new(),
+            rendezvous: ([0, 0, 0, 0], 0).into(),
+            secret: String::new(),
+            nics: Vec::new(),
+            events: PathBuf::new(),
+            bytes: 0,
+            dtype: String::new(),
+            op: String::new(),
+            in_place: true,
+            link_bound_s: 0,
+            settings: r2cc::Settings::default(),
+            gpu: None,
+        }
+    }
+}
+
+/// What a rank on a GPU needs besides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuConfig {
+    /// Which GPU of the machine.
+    pub ordinal: usize,
+    /// The NCCL library asked for.
+    pub nccl: Option<PathBuf>,
+    /// Whether iterations replay a captured graph.
+    pub graph: bool,
 }
 
 /// What the bench asks of a rank.
@@ -55,6 +94,25 @@ pub enum Order {
         /// Damage what the rank receives.
         corrupt: Option<Damage>,
     },
+    /// On a GPU: join the communicator of this identity.
+    Join {
+        /// NCCL's unique id, in hexadecimal.
+        unique_id: String,
+    },
+    /// On a GPU, before `iterate`: fill the inputs of this iteration.
+    Prepare {
+        /// Number of the iteration.
+        iteration: u64,
+    },
+    /// On a GPU, after `iterate` on every rank: check the result of this iteration.
+    Check {
+        /// Number of the iteration.
+        iteration: u64,
+        /// Damage the result before.
+        corrupt: Option<Damage>,
+    },
+    /// On a GPU: capture the graph again and use the new one from then on.
+    Recapture,
     /// Close the communicator and end.
     Finish,
 }
@@ -80,8 +138,43 @@ impl From<Damage> for Corruption {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "report")]
 pub enum Report {
-    /// All ranks have joined.
+    /// This rank has joined the others.
     Ready,
+    /// On a GPU: what this process has loaded, and on rank 0 the identity of the communicator to join.
+    Loaded {
+        /// The GPU and the libraries.
+        facts: GpuFacts,
+        /// NCCL's unique id, in hexadecimal.
+        unique_id: Option<String>,
+    },
+    /// On a GPU: the inputs are in place.
+    Prepared {
+        /// Number of the iteration.
+        iteration: u64,
+    },
+    /// On a GPU: about to call the collective; told before it is called.
+    Calling {
+        /// Number of the iteration.
+        iteration: u64,
+        /// CLOCK_MONOTONIC.
+        start_ns: u64,
+    },
+    /// On a GPU: the collective is over.
+    Returned {
+        /// Number of the iteration.
+        iteration: u64,
+        /// Call of the collective, CLOCK_MONOTONIC.
+        start_ns: u64,
+        /// When the GPU was done with it.
+        end_ns: u64,
+    },
+    /// On a GPU, after the first capture in place of `ready`: the graph was captured, or captured again.
+    Captured {
+        /// What the capture took.
+        capture_ms: f64,
+        /// What making it replayable took.
+        instantiate_ms: f64,
+    },
     /// One iteration is over and checked.
     Iterated {
         /// Its number.

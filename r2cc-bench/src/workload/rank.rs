@@ -105,6 +105,9 @@ fn serve_orders() -> Result<()> {
                     first_wrong,
                 })?;
             }
+            order @ (Order::Join { .. } | Order::Prepare { .. } | Order::Check { .. } | Order::Recapture) => {
+                bail!("{order:?} is for ranks on a GPU")
+            }
             Order::Finish => {
                 let status = comm.status()?;
                 let down = status.links.iter().flat_map(|l| &l.paths).filter(|(_, p)| p.state != PathState::Live);

@@ -6,7 +6,7 @@ use r2cc_inject::Direction;
 use r2cc_inject::fault::Kind;
 
 use crate::run::Cutter;
-use crate::suite::{AfterRepair, ClusterKind, MANAGEMENT_NIC, Mode, Schedule, Suite, Sync, WorkloadKind};
+use crate::suite::{AfterRepair, ClusterKind, MANAGEMENT_NIC, Mode, ScaleRow, Schedule, Suite, Sync, WorkloadKind};
 
 /// Something a suite asks for that this build does not do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,8 +20,9 @@ pub struct Unsupported {
     pub hint: String,
 }
 
-/// Everything in `suite` that cannot be run, with ports blocked by `cutter`; empty when all of it can.
-pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
+/// Everything in `suite` that cannot be run on the backend that `row` names, with ports blocked by `cutter`; empty
+/// when all of it can.
+pub fn unsupported(suite: &Suite, row: ScaleRow, cutter: Cutter) -> Vec<Unsupported> {
     let mut found = Vec::new();
     let mut refuse = |key: &str, asked: &str, hint: &str| {
         found.push(Unsupported { key: key.to_owned(), asked: asked.to_owned(), hint: hint.to_owned() });
@@ -32,33 +33,56 @@ pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
             refuse("cluster.kind", kind.name(), "it runs emulated clusters on this machine: `kind: emulated`");
         }
     }
-    if suite.scale.host.is_none() {
-        let hint = "it runs the native engine on host memory: add `host: {bytes: .., nic_rate: ..}`";
-        refuse("scale", "no `host`", hint);
+    let on_gpu = row == ScaleRow::Nccl;
+    if suite.scale(row).is_none() {
+        let hint = match row {
+            ScaleRow::Host => "the native engine on host memory needs `host: {bytes: .., nic_rate: ..}`",
+            ScaleRow::Nccl => "NCCL on a GPU needs `nccl: {bytes: .., nic_rate: .., ranks_per_node: 1}`",
+            ScaleRow::Ssh => "it has no clusters over ssh: add `host: {bytes: .., nic_rate: ..}`",
+        };
+        refuse("scale", &format!("no `{}`", row.name()), hint);
     }
     let kind = match suite.workload.kind {
         WorkloadKind::AllreduceLoop => None,
-        WorkloadKind::Perf => Some("perf"),
-        WorkloadKind::CudaGraph => Some("cuda-graph"),
-        WorkloadKind::Ddp => Some("ddp"),
+        WorkloadKind::CudaGraph if on_gpu => None,
+        WorkloadKind::CudaGraph => Some(("cuda-graph", "graphs are captured on a GPU: `--backend nccl`")),
+        WorkloadKind::Perf => Some(("perf", "it runs `kind: allreduce-loop`")),
+        WorkloadKind::Ddp => Some(("ddp", "it runs `kind: allreduce-loop`")),
     };
-    if let Some(kind) = kind {
-        refuse("workload.kind", kind, "it runs `kind: allreduce-loop`");
+    if let Some((kind, hint)) = kind {
+        refuse("workload.kind", kind, hint);
     }
     if suite.workload.sync == Sync::None {
         refuse("workload.sync", "none", "its ranks wait for each other: `sync: each`");
     }
     let mode = match suite.library.mode {
-        Mode::Balance | Mode::R2ccAllreduce | Mode::Weighted => None,
+        Mode::Balance => None,
+        Mode::R2ccAllreduce | Mode::Weighted if !on_gpu => None,
+        Mode::None if on_gpu => None,
+        Mode::R2ccAllreduce => Some("r2cc-allreduce"),
+        Mode::Weighted => Some("weighted"),
         Mode::None => Some("none"),
         Mode::Off => Some("off"),
         Mode::HotRepair => Some("hot-repair"),
     };
     if let Some(mode) = mode {
-        refuse("library.mode", mode, "its native engine repairs by `mode: balance`, `r2cc-allreduce` or `weighted`");
+        let hint = if on_gpu {
+            "under NCCL it repairs by `mode: balance`, or leaves NCCL alone by `mode: none`"
+        } else {
+            "its native engine repairs by `mode: balance`, `r2cc-allreduce` or `weighted`"
+        };
+        refuse("library.mode", mode, hint);
     }
     if suite.library.schedule == Schedule::Weighted {
         refuse("library.schedule", "weighted", "it comes with `mode: weighted`");
+    }
+    let after = match suite.library.after_repair {
+        None | Some(AfterRepair::Balance) => None,
+        Some(AfterRepair::R2ccAllreduce) => Some("r2cc-allreduce"),
+        Some(AfterRepair::Weighted) => Some("weighted"),
+    };
+    if let Some(after) = after.filter(|_| on_gpu) {
+        refuse("library.after_repair", after, "under NCCL it keeps NCCL's ring: `after_repair: balance`");
     }
     for fault in &suite.faults {
         if cutter == Cutter::Switch && fault.kind == Kind::Drop && fault.direction != Direction::Both {
@@ -66,13 +90,11 @@ pub fn unsupported(suite: &Suite, cutter: Cutter) -> Vec<Unsupported> {
             refuse("faults", &fault.to_string(), hint);
         }
         let shapes = matches!(fault.kind, Kind::Rate { .. });
-        if shapes
-            && (fault.target.nic == MANAGEMENT_NIC || suite.scale.host.as_ref().is_some_and(|s| s.nic_rate.is_none()))
-        {
+        if shapes && (fault.target.nic == MANAGEMENT_NIC || suite.scale(row).is_some_and(|s| s.nic_rate.is_none())) {
             refuse(
                 "faults",
                 &fault.to_string(),
-                "only a NIC that is shaped, by `scale.host.nic_rate`, has a rate to change",
+                &format!("only a NIC that is shaped, by `scale.{}.nic_rate`, has a rate to change", row.name()),
             );
         }
     }
@@ -105,7 +127,7 @@ mod tests {
     }
 
     fn refused(bend: impl FnOnce(&mut Suite)) -> Vec<(String, String)> {
-        unsupported(&suite(bend), Cutter::Xdp).into_iter().map(|u| (u.key, u.asked)).collect()
+        unsupported(&suite(bend), ScaleRow::Host, Cutter::Xdp).into_iter().map(|u| (u.key, u.asked)).collect()
     }
 
     #[test]
@@ -146,10 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn on_a_gpu_graphs_and_plain_nccl_are_run_too() {
+        let on_gpu = |bend: fn(&mut Suite)| -> Vec<String> {
+            unsupported(&suite(bend), ScaleRow::Nccl, Cutter::Xdp).into_iter().map(|u| u.key).collect()
+        };
+        assert!(on_gpu(|_| {}).is_empty());
+        assert!(on_gpu(|s| s.workload.kind = WorkloadKind::CudaGraph).is_empty());
+        assert!(on_gpu(|s| s.library.mode = Mode::None).is_empty());
+        assert_eq!(on_gpu(|s| s.library.mode = Mode::Weighted), ["library.mode"]);
+        assert_eq!(on_gpu(|s| s.scale.nccl = None), ["scale"]);
+    }
+
+    #[test]
     fn a_fault_that_would_do_something_else_than_it_says_is_refused() {
         let half = suite(|s| s.faults = vec!["drop@node-1/mlx5_2/rx from allreduce#3 for run".parse().unwrap()]);
-        assert_eq!(unsupported(&half, Cutter::Xdp), []);
-        assert_eq!(unsupported(&half, Cutter::Switch).len(), 1);
+        assert_eq!(unsupported(&half, ScaleRow::Host, Cutter::Xdp), []);
+        assert_eq!(unsupported(&half, ScaleRow::Host, Cutter::Switch).len(), 1);
         let rate = |place: &str| vec![format!("rate:20Mbit@{place} from allreduce#3 for run").parse().unwrap()];
         assert_eq!(refused(|s| s.faults = rate("node-1/mlx5_2")), []);
         assert_eq!(refused(|s| s.faults = rate("node-1/mgmt0")).len(), 1);
