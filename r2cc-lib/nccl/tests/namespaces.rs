@@ -1,2 +1,257 @@
-//! The plugin between processes, as NCCL uses it. Needs root for the namespaces.
+//! The plugin between two processes on emulated nodes with three rails, called as NCCL calls it, with real cuts.
+//! Needs root for namespaces and BPF.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use r2cc_bench::cluster::{ClusterSpec, EmulatedCluster, Fabric, NicSpec, NodeSpec};
+use r2cc_inject::{ArmRequest, Direction, Effect, FaultId, Injector, KernelTrigger, PortSpec};
+use serde_json::{Value, json};
+
+const NICS: [&str; 3] = ["mlx5_0", "mlx5_2", "mlx5_3"];
+/// Ends a broken test, decides nothing.
+const LEASE: Duration = Duration::from_secs(300);
+const INVALID_USAGE: i64 = 5;
+const REMOTE_ERROR: i64 = 6;
+
+/// Where cargo puts what it builds: this test is in `deps` below it.
+fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let file = own.parent().unwrap().join(name);
+    assert!(file.exists(), "{} is not built: run cargo test -p r2cc-nccl without --test", file.display());
+    file
+}
+
+fn script(version: u32) -> Value {
+    json!({
+        "plugin": built("libr2cc_nccl.so"), "version": version, "comms": 2, "messages": 100, "in_flight": 32,
+        "bytes": null, "check": true, "abandon": null, "rounds": 1,
+    })
+}
+
+fn with(mut script: Value, changes: Value) -> Value {
+    for (key, value) in changes.as_object().unwrap() {
+        script[key] = value.clone();
+    }
+    script
+}
+
+fn cluster(rate_bits_s: Option<u64>) -> EmulatedCluster {
+    EmulatedCluster::build(&ClusterSpec::uniform(2, &NICS, rate_bits_s, Fabric::Rails)).unwrap()
+}
+
+/// A process on a node that runs a script.
+struct Host {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Host {
+    fn start(cluster: &EmulatedCluster, node: &str, script: &Value, env: &[(&str, &str)]) -> Self {
+        let mut command = cluster.command(node, &built("../examples/net-host")).unwrap();
+        command.arg(script.to_string()).env("NCCL_SOCKET_IFNAME", "=mgmt0").envs(env.iter().copied());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    /// Next line that starts with one of these words.
+    fn until(&mut self, words: &[&str]) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the host ended before it said {words:?}");
+            if words.iter().any(|word| line.starts_with(word)) {
+                return line;
+            }
+        }
+    }
+
+    /// Messages received on any communicator when it says so next.
+    fn progress(&mut self) -> u64 {
+        self.until(&["progress"]).trim().rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn tell(&mut self, line: &str) {
+        self.input.write_all(line.as_bytes()).unwrap();
+    }
+
+    fn outcome(&mut self) -> (bool, Value) {
+        let line = self.until(&["done", "failed"]);
+        let (word, report) = line.split_once(' ').unwrap();
+        (word == "done", serde_json::from_str(report).unwrap())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Two hosts that have exchanged their handles.
+fn pair(cluster: &EmulatedCluster, scripts: [&Value; 2], env: &[(&str, &str)]) -> [Host; 2] {
+    let mut hosts = [0, 1].map(|i| Host::start(cluster, &cluster.nodes()[i].name, scripts[i], env));
+    exchange(&mut hosts);
+    hosts
+}
+
+fn exchange(hosts: &mut [Host; 2]) {
+    let handles = [hosts[0].until(&["handles"]), hosts[1].until(&["handles"])];
+    hosts[0].tell(&handles[1]);
+    hosts[1].tell(&handles[0]);
+}
+
+/// Every byte right, and nothing left in the process.
+fn assert_clean(host: &mut Host) {
+    let (done, report) = host.outcome();
+    assert!(done, "{report}");
+    assert_eq!(report["wrong_bytes"], 0, "{report}");
+    assert!(report["received_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(report["left"], json!({"threads": 0, "descriptors": 0}), "{report}");
+}
+
+/// Ends with an error of this status, told in words that name it.
+fn assert_failed(host: &mut Host, status: i64, words: &str) {
+    let (done, report) = host.outcome();
+    assert!(!done, "{report}");
+    let statuses: Vec<i64> = match &report["statuses"] {
+        Value::Null => vec![report["status"].as_i64().unwrap()],
+        list => list.as_array().unwrap().iter().map(|s| s.as_i64().unwrap()).collect(),
+    };
+    assert!(statuses.iter().all(|s| *s == status), "{report}");
+    let warnings = report["warnings"].as_array().unwrap();
+    assert!(warnings.last().unwrap().as_str().unwrap().contains(words), "{words:?} is not what {report} says last");
+}
+
+/// Cuts these NICs of node-1, both ways.
+fn cut(cluster: &EmulatedCluster, nics: &[&str]) -> (Injector, FaultId) {
+    let node = &cluster.nodes()[0];
+    let spec = |nic: &&str| PortSpec {
+        node: node.name.clone(),
+        nic: (*nic).to_owned(),
+        netns: Some(node.netns.as_fd()),
+        ifname: (*nic).to_owned(),
+    };
+    let mut injector = Injector::attach(&nics.iter().map(spec).collect::<Vec<_>>()).unwrap();
+    let ports = nics.iter().map(|nic| injector.port(&node.name, nic).unwrap()).collect();
+    let trigger = KernelTrigger::Now;
+    let request =
+        ArmRequest { ports, direction: Direction::Both, effect: Effect::Drop, trigger, until: None, lease: LEASE };
+    let id = injector.arm(request).unwrap();
+    (injector, id)
+}
+
+fn wait_for_drops(injector: &Injector, id: FaultId) {
+    let end = Instant::now() + LEASE;
+    while injector.status(id).unwrap().packets_dropped.total() == 0 {
+        assert!(Instant::now() < end, "the cut stopped nothing");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn every_version_moves_every_byte_and_leaves_nothing_behind_when_unloaded_and_loaded_again() {
+    let cluster = cluster(None);
+    for version in 6..=12 {
+        let script = with(script(version), json!({"rounds": 2}));
+        let mut hosts = pair(&cluster, [&script, &script], &[]);
+        exchange(&mut hosts);
+        hosts.iter_mut().for_each(assert_clean);
+    }
+}
+
+#[test]
+fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
+    let cluster = cluster(Some(1_000_000_000));
+    let folder = std::env::temp_dir().join(format!("r2cc-nccl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let events = folder.join("events-%p.jsonl");
+    let script = with(script(11), json!({"messages": 800}));
+    let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_EVENTS", events.to_str().unwrap())]);
+    while hosts[0].progress() < 64 {}
+    let (mut injector, id) = cut(&cluster, &["mlx5_2"]);
+    wait_for_drops(&injector, id);
+    let at = hosts[0].progress();
+    while hosts[0].progress() < at + 128 {}
+    injector.heal(id).unwrap();
+    hosts.iter_mut().for_each(assert_clean);
+    let own = folder.join(format!("events-{}.jsonl", hosts[0].child.id()));
+    let lines: Vec<Value> =
+        std::fs::read_to_string(own).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let failed: Vec<&Value> = lines.iter().filter(|l| l["event"] == "path" && l["to"] == "failed").collect();
+    assert!(
+        !failed.is_empty() && failed.iter().all(|l| l["nic"] == "mlx5_2" && l["peer_nic"] == "mlx5_2"),
+        "{failed:?}"
+    );
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn with_all_nics_dead_both_ends_get_an_error_that_says_so() {
+    let cluster = cluster(Some(1_000_000_000));
+    let script = with(script(12), json!({"messages": 100_000}));
+    let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_LINK_BOUND_MS", "1500")]);
+    while hosts[0].progress() < 32 {}
+    let (injector, id) = cut(&cluster, &NICS);
+    wait_for_drops(&injector, id);
+    hosts.iter_mut().for_each(|host| assert_failed(host, REMOTE_ERROR, "are down or unreachable"));
+}
+
+#[test]
+fn a_close_with_requests_under_way_ends_the_other_side_too() {
+    let cluster = cluster(None);
+    let lasting = with(script(11), json!({"messages": 100_000}));
+    let leaving = with(lasting.clone(), json!({"abandon": 40}));
+    let mut hosts = pair(&cluster, [&leaving, &lasting], &[]);
+    let (done, report) = hosts[0].outcome();
+    assert!(done && report["wrong_bytes"] == 0, "{report}");
+    assert_eq!(report["left"], json!({"threads": 0, "descriptors": 0}));
+    assert_failed(&mut hosts[1], REMOTE_ERROR, "closed the communicator with messages under way");
+}
+
+#[test]
+fn a_message_longer_than_its_receive_is_an_error_on_both_ends() {
+    let cluster = cluster(None);
+    let fair = with(script(9), json!({"bytes": 100_000, "comms": 1, "messages": 1000}));
+    let short = with(fair.clone(), json!({"short": 40}));
+    let mut hosts = pair(&cluster, [&short, &fair], &[]);
+    assert_failed(&mut hosts[0], INVALID_USAGE, "message_bytes: 100000 } of a message that should have 99999 bytes");
+    assert_failed(&mut hosts[1], REMOTE_ERROR, "the other end failed");
+}
+
+#[test]
+fn nodes_with_other_names_numbers_and_orders_of_nics_use_the_rails_that_they_share() {
+    let nic = |name: &str, rail| NicSpec { name: name.into(), rail, rate_bits_s: None };
+    let nodes = vec![
+        NodeSpec { name: "node-1".into(), nics: vec![nic("mlx5_0", 0), nic("mlx5_2", 1), nic("mlx5_3", 2)] },
+        NodeSpec { name: "node-2".into(), nics: vec![nic("ens9", 2), nic("ens4", 1)] },
+    ];
+    let cluster = EmulatedCluster::build(&ClusterSpec { nodes, fabric: Fabric::Rails }).unwrap();
+    let script = script(10);
+    let mut hosts = pair(&cluster, [&script, &script], &[]);
+    hosts.iter_mut().for_each(assert_clean);
+    let counters = cluster.counters().unwrap();
+    for (nic, used) in [("mlx5_0", false), ("mlx5_2", true), ("mlx5_3", true), ("ens9", true), ("ens4", true)] {
+        let bytes = counters.iter().find(|c| c.nic == nic).unwrap().tx_bytes;
+        assert_eq!(bytes > 1_000_000, used, "{nic} sent {bytes} bytes");
+    }
+}
+
+#[test]
+fn foreign_handles_and_unknown_nics_are_refused_with_the_reason() {
+    let cluster = cluster(None);
+    let script = script(8);
+    let mut host = Host::start(&cluster, "node-1", &script, &[]);
+    let handles = host.until(&["handles"]);
+    // Another plugin's magic.
+    host.tell(&handles.replace(" 52324e50", " 00000000"));
+    assert_failed(&mut host, INVALID_USAGE, "not of this plugin");
+    let mut lost = Host::start(&cluster, "node-1", &script, &[("R2CC_IFNAME", "ib")]);
+    assert_failed(&mut lost, INVALID_USAGE, "mlx5_0, mlx5_2, mlx5_3");
+}
