@@ -172,16 +172,19 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
     let folder = std::env::temp_dir().join(format!("r2cc-nccl-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let events = folder.join("events-%p.jsonl");
-    let script = with(script(11), json!({"messages": 800}));
+    let script = with(script(11), json!({"messages": 3000}));
     let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_EVENTS", events.to_str().unwrap())]);
     while hosts[0].progress() < 64 {}
     let (mut injector, id) = cut(&cluster, &["mlx5_2"]);
     wait_for_drops(&injector, id);
-    let at = hosts[0].progress();
-    while hosts[0].progress() < at + 128 {}
+    let own = folder.join(format!("events-{}.jsonl", hosts[0].child.id()));
+    let end = Instant::now() + LEASE;
+    while !std::fs::read_to_string(&own).unwrap().contains("\"to\":\"failed\"") {
+        assert!(Instant::now() < end, "the cut was never noticed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     injector.heal(id).unwrap();
     hosts.iter_mut().for_each(assert_clean);
-    let own = folder.join(format!("events-{}.jsonl", hosts[0].child.id()));
     let lines: Vec<Value> =
         std::fs::read_to_string(own).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let failed: Vec<&Value> = lines.iter().filter(|l| l["event"] == "path" && l["to"] == "failed").collect();
@@ -218,8 +221,9 @@ fn a_close_with_requests_under_way_ends_the_other_side_too() {
 #[test]
 fn a_message_longer_than_its_receive_is_an_error_on_both_ends() {
     let cluster = cluster(None);
-    let fair = with(script(9), json!({"bytes": 100_000, "comms": 1, "messages": 1000}));
-    let short = with(fair.clone(), json!({"short": 40}));
+    let both = with(script(9), json!({"bytes": 100_000, "comms": 1, "messages": 1000}));
+    let fair = with(both.clone(), json!({"send_only": true}));
+    let short = with(both, json!({"receive_only": true, "short": 40}));
     let mut hosts = pair(&cluster, [&short, &fair], &[]);
     assert_failed(&mut hosts[0], INVALID_USAGE, "message_bytes: 100000 } of a message that should have 99999 bytes");
     assert_failed(&mut hosts[1], REMOTE_ERROR, "the other end failed");

@@ -101,9 +101,10 @@ impl Plugin {
 
     /// Number of devices, and what must hold of the properties of the first.
     pub(crate) fn check_device(self) {
-        // SAFETY: the signatures of the functions at these positions.
-        let (devices, properties): (extern "C" fn(*mut c_int) -> c_int, extern "C" fn(c_int, Ptr) -> c_int) =
-            unsafe { (std::mem::transmute(self.at(2)), std::mem::transmute(self.at(3))) };
+        // SAFETY: the signature of the function at this position.
+        let devices: extern "C" fn(*mut c_int) -> c_int = unsafe { std::mem::transmute(self.at(2)) };
+        // SAFETY: as above; the properties are written through the pointer.
+        let properties: extern "C" fn(c_int, Ptr) -> c_int = unsafe { std::mem::transmute(self.at(3)) };
         let mut count = 0;
         assert_eq!((devices(&raw mut count), count), (SUCCESS, 1));
         let mut place = Words { bytes: [0xa5; 128] };

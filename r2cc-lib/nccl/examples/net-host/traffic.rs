@@ -25,7 +25,7 @@ const SIZES: [usize; 14] =
 fn size(script: &Script, comm: usize, message: u64) -> usize {
     let drawn = Draw(comm as u64 * 1_000_003 + message).next() as usize;
     // Large messages are rarer: one in four is among the larger half.
-    let at = if drawn % 4 == 0 { 7 + drawn / 4 % 7 } else { drawn / 4 % 8 };
+    let at = if drawn.is_multiple_of(4) { 7 + drawn / 4 % 7 } else { drawn / 4 % 8 };
     script.bytes.unwrap_or(SIZES[at])
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Outcome {
     pub(crate) under_way: Vec<Vec<u8>>,
 }
 
-// The pointers inside are gone; only buffers are left.
+/// Sends and receives the script's messages.
 pub(crate) struct Traffic<'a> {
     script: &'a Script,
     plugin: Plugin,
