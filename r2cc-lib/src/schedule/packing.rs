@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn one_rail_reaches_its_formula() {
-        let cases: [&[f64]; 6] = [
+        let cases: [&[f64]; 7] = [
             &[2.0, 3.0, 3.0],
             &[1.0, 3.0, 3.0],
             &[2.0, 2.0, 3.0, 3.0],
