@@ -145,7 +145,7 @@ impl Sink {
 /// A self-test of whoever checks results: damage one element of what this rank receives in its next collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Corruption {
-    /// Chooses the bit.
+    /// Chooses the bit of an integer; of a float it is always the highest of the exponent.
     pub seed: u64,
     /// Where in the payload that the collective receives, as a fraction from 0 to 1.
     pub position: f64,
@@ -160,7 +160,11 @@ impl Corruption {
         let start = at / size * size;
         let element = &mut bytes[start..start + size];
         if !self.nan {
-            element[0] ^= 1 << (self.seed % 8);
+            match dtype {
+                // The highest bit of the exponent: the rounding of the additions that follow swallows a low bit.
+                Some(DType::F32 | DType::F64 | DType::F16 | DType::BF16) => element[size - 1] ^= 0x40,
+                Some(DType::I32 | DType::I64 | DType::U32 | DType::U64) | None => element[0] ^= 1 << (self.seed % 8),
+            }
             return;
         }
         match dtype {
