@@ -3,7 +3,7 @@ CARGO ?= cargo
 # Debian packages that the tests use beside Rust, gcc, make and python.
 TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev
 
-.PHONY: build demo test test-static test-units soak bench ebpf doc clean packages
+.PHONY: build demo gpu-demo test test-static test-units soak bench ebpf doc clean packages
 
 build:
 	$(CARGO) build --release --workspace
@@ -16,6 +16,13 @@ build:
 demo: build
 	@build/bin/r2cc-bench run suites/01.yaml --out results/demo; code=$$?; \
 	if [ $$code -eq 3 ] && grep -q '"verdict": "timing-inconclusive"' results/demo/summary.json; then code=0; fi; exit $$code
+
+# Unmodified NCCL on a GPU: first without the library, where the cut makes it hang, then with it.
+# NCCL=PATH names the library, if it is not libnccl.so.2 of the search path.
+gpu-demo: build
+	build/bin/r2cc-bench run suites/01.yaml --backend nccl --library none $(NCCL:%=--nccl %) --out results/gpu-demo-none
+	build/bin/r2cc-bench run suites/01.yaml --backend nccl $(NCCL:%=--nccl %) --out results/gpu-demo
+	build/bin/r2cc-bench run suites/08.yaml $(NCCL:%=--nccl %) --out results/gpu-demo-08
 
 # The per-change set: formatting, lints, docs, unit, property, simulator, namespace and CLI tests,
 # then suite 01 with everything but timing enforced.

@@ -10,9 +10,6 @@ use super::record::{FaultRecord, FaultViewEntry, IterationRecord, RunRecord};
 use super::{CheckClass, CheckResult};
 use crate::suite::{AfterRepair, Mode, Schedule, Suite, WorkloadKind, effect};
 
-/// How far the NICs of a healthy node may be from equal shares, relative.
-const HEALTHY_SHARE_WITHIN: f64 = 0.02;
-
 /// Every element of every rank and of `asked` iterations, and that there is one result for each.
 pub(super) fn elements(suite: &Suite, record: &RunRecord, asked: u32) -> Vec<CheckResult> {
     let all = || record.baseline.iter().chain(&record.iterations);
@@ -88,7 +85,8 @@ pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
 fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {
     let result = CheckResult::new("healthy_nic_shares", CheckClass::Counters, "of the node's bytes");
     let equal = 1.0 / suite.cluster.nics.len().max(1) as f64;
-    let expected = format!("{equal:.3} within 2%");
+    let within = suite.checks.healthy_shares;
+    let expected = format!("{equal:.3} within {within}");
     let mut worst: Option<Share> = None;
     for node in suite.node_names() {
         for share in shares(&record.baseline, &node, &suite.cluster.nics) {
@@ -99,7 +97,7 @@ fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {
     }
     match worst {
         Some(share) if share.value.is_finite() => result
-            .judged(share.off(equal) <= HEALTHY_SHARE_WITHIN + ROUNDING, expected, format!("{:.4}", share.value))
+            .judged(share.off(equal) <= within.0 + ROUNDING, expected, format!("{:.4}", share.value))
             .because(format!("furthest from equal: {}", share.place)),
         _ => result.unknown(expected, "the baseline has no counters"),
     }

@@ -165,7 +165,8 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
                     Some(LibraryArg::Balance) => suite.library = LibrarySpec { mode: Mode::Balance, ..suite.library },
                     None => {}
                 }
-                suites.push((file.as_path(), suite));
+                let row = row(args, &suite);
+                suites.push((file.as_path(), suite.on_row(row)));
             }
             Err(error) => refuse(error.to_string()),
         }

@@ -17,8 +17,8 @@ use r2cc_inject::fault::Op;
 
 use super::faults::{Called, FaultDriver};
 use super::{JOIN_BOUND, Session, Settings, at_ns, lock};
-use crate::check::figures;
 use crate::check::record::{GraphRecord, HangRecord, IterationRecord, Span};
+use crate::check::{CheckResult, CheckStatus, RunRecord, figures};
 use crate::cluster::EmulatedCluster;
 use crate::gpu::{GpuError, GpuFacts, loaded, nccl};
 use crate::suite::{MANAGEMENT_NIC, Mode, ScaleRow, Suite, WorkloadKind};
@@ -109,6 +109,20 @@ pub(super) fn described(facts: &GpuFacts) -> BTreeMap<String, String> {
     ])
 }
 
+/// Under NCCL a rank knows its own paths and no more, until there is a control mesh: where no rank has a view of the
+/// whole, the check has nothing to judge, and says so.
+pub(super) fn set_views_aside(record: &RunRecord, checks: &mut [CheckResult]) {
+    if record.fault_view.values().any(|view| !view.is_empty()) {
+        return;
+    }
+    for check in checks.iter_mut().filter(|check| check.name == "fault_view") {
+        check.status = CheckStatus::Skipped;
+        check.actual = "not applicable".into();
+        check.detail =
+            Some("under NCCL a rank tells of its own paths (see its event file), not of a common view".into());
+    }
+}
+
 /// A rank's part of the machine.
 pub(super) fn config(suite: &Suite, settings: &Settings, rank: usize, facts: &GpuFacts) -> GpuConfig {
     let per_node = suite.ranks_per_node(ScaleRow::Nccl) as usize;
@@ -171,8 +185,9 @@ impl Session<'_> {
         if graph {
             let (capture_millis, instantiate_millis) = captured(&job.gather("capturing", JOIN_BOUND)?)?;
             self.record.graph = Some(GraphRecord { capture_millis, instantiate_millis, ..GraphRecord::default() });
+        } else {
+            job.gather("joining", JOIN_BOUND)?;
         }
-        job.gather("joining", JOIN_BOUND)?;
         for config in configs {
             self.verify_libraries(job.pid(config.rank), config.rank, &facts)?;
         }

@@ -138,6 +138,9 @@ pub fn run(
     }
     check::place_faults(suite, &mut record);
     let mut checks = check::evaluate(suite, &record, settings.timing);
+    if row == ScaleRow::Nccl {
+        gpu::set_views_aside(&record, &mut checks);
+    }
     if let Some(name) = &settings.only {
         check::keep_only(&mut checks, name);
     }

@@ -52,6 +52,13 @@ pub struct Checks {
     /// Median baseline time over T0, the time at the goodput that plain TCP reaches in the same run.
     #[serde(default = "baseline_over_t0")]
     pub baseline_over_t0: f64,
+    /// How far the share of each NIC of a healthy node may be from equal, relative, where NICs are shaped.
+    #[serde(default = "healthy_shares")]
+    pub healthy_shares: Percent,
+}
+
+fn healthy_shares() -> Percent {
+    Percent(0.02)
 }
 
 fn baseline_over_t0() -> f64 {
@@ -74,6 +81,7 @@ impl Default for Checks {
             node_bytes: Vec::new(),
             fault_view: None,
             baseline_over_t0: baseline_over_t0(),
+            healthy_shares: healthy_shares(),
         }
     }
 }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::expect::Checks;
-use super::values::{BitRate, Bytes};
+use super::values::{BitRate, Bytes, Percent};
 
 /// One experiment: a cluster, a workload, the faults and what must hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -140,6 +140,9 @@ pub struct Scale {
     /// Replaces `cluster.ranks_per_node` for this row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<u32>,
+    /// Replaces `within` of time ratios and of healthy NIC shares for this row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Percent>,
 }
 
 /// What the ranks do.
@@ -353,6 +356,17 @@ impl Suite {
             ScaleRow::Nccl => self.scale.nccl.as_ref(),
             ScaleRow::Ssh => self.scale.ssh.as_ref(),
         }
+    }
+
+    /// The suite with the tolerances of `row`.
+    pub fn on_row(mut self, row: ScaleRow) -> Self {
+        if let Some(within) = self.scale(row).and_then(|scale| scale.within) {
+            self.checks.healthy_shares = within;
+            for rule in &mut self.checks.time_ratio.0 {
+                rule.within = rule.within.map(|_| within);
+            }
+        }
+        self
     }
 
     /// Ranks on each node under `row`.
