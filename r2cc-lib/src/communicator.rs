@@ -29,11 +29,11 @@ use crate::collective::{Buffers, Collective, r2cc_collective_begin};
 use crate::control::{EventLog, Failure, Gate, NicWatch, RendezvousError, join};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::engine::{Command, Engine, State, Status};
+use crate::planner::Planner;
 use crate::repair::Tuning;
 use crate::schedule::{RankPlan, Schedule, Shape, barrier, ring_all_reduce, ring_broadcast};
 use crate::settings::{Settings, SettingsError};
 use crate::topology::{Member, TopologyError, local_nics};
-use crate::planner::Planner;
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
@@ -255,7 +255,8 @@ impl Builder {
             .spawn(move || engine.run())
             .map_err(io_error("start the I/O thread"))?;
         let thread = Some(thread);
-        let mut communicator = Communicator { rank, world, commands: sender, wake, thread, gate, min_bytes, last: None };
+        let mut communicator =
+            Communicator { rank, world, commands: sender, wake, thread, gate, min_bytes, last: None };
         communicator.connect(streams, self.join_bound)?;
         Ok(communicator)
     }

@@ -20,8 +20,8 @@ use crate::control::{
 };
 use crate::dtype::{DType, ReduceOp};
 use crate::pace::PaceWatch;
-use crate::repair::{PathState, Time, Totals, Transition};
 use crate::planner::Planner;
+use crate::repair::{PathState, Time, Totals, Transition};
 use crate::schedule::{Class, RankPlan, Schedule};
 use crate::topology::{Member, PairOfNics};
 use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, RankLinks, Stream, now};
@@ -384,7 +384,9 @@ impl Engine {
             }
             LinkEvent::Gossip { bytes, .. } => self.hear(at, &bytes),
             LinkEvent::Joined { .. } => {}
-            LinkEvent::Broken { peer: link, error } => tracing::error!(peer = Stream::of(link).peer, %error, "protocol"),
+            LinkEvent::Broken { peer: link, error } => {
+                tracing::error!(peer = Stream::of(link).peer, %error, "protocol")
+            }
         }
     }
 
@@ -453,7 +455,7 @@ impl Engine {
                 self.state.view.handle_nic(gossip.origin, nic, up);
                 self.state.view_due = Some(at + VIEW_TIME);
             }
-            Statement::Switch(message) => self.state.switch.handle(gossip.origin, message),
+            Statement::Switch(message) => self.state.switch.handle(gossip.origin, *message),
             Statement::Bye => drop(self.state.left.insert(gossip.origin)),
             Statement::Abort(failure) => self.fail(at, failure),
         }

@@ -173,9 +173,10 @@ impl Settings {
         }
         let names = || nodes.iter().map(|node| node.node.as_str()).collect::<Vec<_>>().join(", ");
         let by_number = || declared.node.parse().ok().and_then(|i: usize| nodes.get(i).copied());
-        let node = nodes.iter().copied().find(|node| node.node == declared.node).or_else(by_number).ok_or_else(|| {
-            wrong("R2CC_FAILED_NODE", &declared.node, format!("no such node; the nodes are {}", names()))
-        })?;
+        let node =
+            nodes.iter().copied().find(|node| node.node == declared.node).or_else(by_number).ok_or_else(|| {
+                wrong("R2CC_FAILED_NODE", &declared.node, format!("no such node; the nodes are {}", names()))
+            })?;
         let nics = &node.nics;
         let failed: Vec<usize> = if declared.nics.is_empty() {
             (nics.len().saturating_sub(declared.count)..nics.len()).collect()

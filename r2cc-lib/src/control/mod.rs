@@ -14,9 +14,9 @@ mod switch;
 
 pub use events::EventLog;
 pub use fault_view::{Component, FaultView, PathFact, PathHealth, ViewEntry};
+pub(crate) use gate::Gate;
 pub use mesh::{Mesh, MeshEvent};
 pub use nic_watch::NicWatch;
-pub(crate) use gate::Gate;
 pub use rendezvous::{Joined, RendezvousError, join};
 pub use switch::{Commit, Switch, SwitchAction, SwitchMessage};
 
@@ -77,7 +77,7 @@ pub enum Statement {
         up: bool,
     },
     /// A step on the way to another schedule.
-    Switch(SwitchMessage<Schedule>),
+    Switch(Box<SwitchMessage<Schedule>>),
     /// The rank has finished and will close.
     Bye,
     /// Everybody must give up.

@@ -158,9 +158,9 @@ impl<S: Clone + PartialEq> Switch<S> {
                 }
             }
             SwitchMessage::Commit(commit) => self.adopt(commit),
-            SwitchMessage::Ready { epoch } => self.count(epoch, |proposal, world| {
-                proposal.ready.insert(from) && proposal.ready.len() == world
-            }),
+            SwitchMessage::Ready { epoch } => {
+                self.count(epoch, |proposal, world| proposal.ready.insert(from) && proposal.ready.len() == world)
+            }
             SwitchMessage::Frozen { epoch, calls } => self.count(epoch, |proposal, world| {
                 proposal.frozen.insert(from, calls).is_none() && proposal.frozen.len() == world
             }),

@@ -21,7 +21,7 @@ impl Engine {
         while let Some(action) = self.state.switch.poll_action() {
             moved = true;
             match action {
-                SwitchAction::Say(message) => self.say(at, Statement::Switch(message)),
+                SwitchAction::Say(message) => self.say(at, Statement::Switch(Box::new(message))),
                 SwitchAction::Prepare { epoch, schedule } => {
                     let streams = self.planner.streams(&schedule, self.me);
                     for stream in &streams {

@@ -117,14 +117,14 @@ impl Route {
         let nodes = tree.parent.len();
         let mut height = vec![0; nodes];
         let mut depth = vec![0; nodes];
-        for node in 0..nodes {
+        for (node, depth) in depth.iter_mut().enumerate() {
             let (mut at, mut hops) = (node, 0);
             while at != tree.root {
                 at = tree.parent[at];
                 hops += 1;
                 height[at] = height[at].max(hops);
             }
-            depth[node] = hops;
+            *depth = hops;
         }
         let children: Vec<usize> =
             (1..=nodes).map(|i| (tree.root + turn + i) % nodes).filter(|&node| node != tree.root).collect();
