@@ -1,8 +1,8 @@
 //! R2CC under unmodified NCCL: a network plugin whose communicators own paths over every NIC and outlive the
 //! loss of any of them, on the repair machines and the TCP driver of the native engine.
 //!
-//! NCCL finds the tables of [`exports`], one a version of its interface, and calls them from its proxy threads.
-//! [`hub`] is the process's one state: NICs, contexts, objects. [`worker`] threads own the sockets; [`comm`] is
+//! NCCL finds the tables of `exports`, one a version of its interface, and calls them from its proxy threads.
+//! `hub` is the process's one state: NICs, contexts, objects. `worker` threads own the sockets; `comm` is
 //! what both sides share of a communicator. Nothing here needs CUDA, NCCL or ibverbs to be loaded.
 
 mod abi;
