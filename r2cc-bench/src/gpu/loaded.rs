@@ -1,4 +1,4 @@
-//! Which libraries a process has really mapped: /proc/<pid>/maps, not what was asked for.
+//! Which libraries a process has really mapped: `/proc/PID/maps`, not what was asked for.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
