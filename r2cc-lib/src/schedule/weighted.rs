@@ -16,7 +16,7 @@ use super::r2cc::Shape;
 use super::ring::{granule_elements, segments};
 
 pub(super) const SECTIONS: usize = 128;
-const WINDOW: usize = 8;
+const WINDOW: usize = 4;
 const SECTION_BYTES_MIN: usize = 64 << 10;
 
 /// How the tensor is cut.
@@ -28,7 +28,8 @@ pub struct Weighted {
     /// default 1 where trees are flat, else 4.
     pub turns: Option<usize>,
     /// A rank sends nothing of a section before the section so many before it has come back to it; what keeps
-    /// fast nodes from running ahead of slow ones. By default 8.
+    /// fast nodes from running ahead of slow ones. By default 4, or as many as there are nodes, for
+    /// each rank of a node: each leads a section at a time.
     pub window: Option<usize>,
 }
 
@@ -53,7 +54,11 @@ pub fn weighted_all_reduce(nodes: &[Vec<usize>], packing: &Packing, shape: Shape
         .enumerate()
         .map(|(number, range)| Section::new(nodes, packing, number, range, shape))
         .collect();
-    let window = how.window.unwrap_or(WINDOW).max(1).next_multiple_of(turns);
+    let window = how
+        .window
+        .unwrap_or(WINDOW.max(nodes.len()) * nodes.iter().map(Vec::len).max().unwrap_or(1))
+        .max(1)
+        .next_multiple_of(turns);
     // Steps with which each section has come back, by rank.
     let mut back: VecDeque<Vec<Vec<u32>>> = VecDeque::new();
     for group in sections.chunks(turns) {
