@@ -232,6 +232,9 @@ impl<S: Clone + PartialEq> Switch<S> {
 }
 
 #[cfg(test)]
+mod model;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
