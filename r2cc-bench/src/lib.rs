@@ -8,5 +8,6 @@ pub mod goodput;
 pub mod gpu;
 pub mod report;
 pub mod run;
+pub mod simulate;
 pub mod suite;
 pub mod workload;

@@ -2,6 +2,7 @@
 //! [`run`] is the command that runs suites.
 
 mod run;
+mod simulate;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Run the schedules' plans on a simulated cluster with random NIC failures, beside the bound.
+    Simulate(simulate::SimulateArgs),
     /// Print the JSON Schema of suite files or of summary.json.
     Schema {
         /// Which schema.
@@ -141,6 +144,7 @@ fn dispatch(command: Command) -> Code {
         Command::Validate { suites } => with_suites(&suites, |file, _| format!("{}: valid", file.display())),
         Command::List { folder } => list(&folder),
         Command::Doctor { out, format } => examine(&out, format),
+        Command::Simulate(args) => simulate::simulate(&args),
         Command::Schema { of } => {
             let schema = match of {
                 SchemaOf::Suite => suite::schema().clone(),
