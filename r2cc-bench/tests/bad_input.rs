@@ -57,7 +57,6 @@ fn a_suite_that_needs_more_than_this_build_is_refused_by_key() {
         ("mode: balance", "mode: none", "`library.mode: none`"),
         ("mode: balance", "mode: off", "`library.mode: off`"),
         ("mode: balance", "mode: hot-repair", "`library.mode: hot-repair`"),
-        ("  host:", "  nccl:", "`scale: no `host``"),
     ];
     for (from, to, words) in cases {
         let place = tempfile::tempdir().unwrap();
