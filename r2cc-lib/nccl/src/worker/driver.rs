@@ -230,9 +230,13 @@ impl Driver {
     fn post<E>(&mut self, number: usize, slot: u8, bytes: usize, post: impl FnOnce(&mut Links) -> Result<u64, E>) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         // A link that has failed is not there any more; its requests end with it.
-        if let Ok(message) = post(&mut self.links) {
-            entry.slots.insert(message, (slot, bytes as u64));
-            entry.posted = message + 1;
+        match post(&mut self.links) {
+            Ok(message) => {
+                entry.slots.insert(message, (slot, bytes as u64));
+                entry.posted = message + 1;
+            }
+            // One that the other end has left may have been let go before this was posted.
+            Err(_) => entry.posted += u64::from(entry.peer_left.is_some()),
         }
         self.check_left(number);
     }
