@@ -237,8 +237,8 @@ impl Builder {
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,
-            state: State::new(&roster, rank, schedule.clone()),
-            roster: Arc::clone(&roster),
+            state: State::new(&roster, rank, schedule),
+            roster,
             planner,
             gate: Arc::clone(&gate),
             epoll,
@@ -315,15 +315,13 @@ impl Communicator {
     /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
     fn plan(&mut self, shape: Shape) -> RankPlan {
         let schedule = self.gate.enter();
-        if shape.elements * shape.element_bytes < self.min_bytes || matches!(*schedule, Schedule::Ring { .. }) {
-            let Shape { elements, element_bytes, in_place, slice_elements } = shape;
-            return match &*schedule {
-                Schedule::Ring { .. } => schedule.plan(self.rank, shape),
-                _ => ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements),
-            };
-        }
-        match &self.last {
-            Some((known, of, plan)) if Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
+        let Shape { elements, element_bytes, in_place, slice_elements } = shape;
+        match (&*schedule, &self.last) {
+            (Schedule::Ring { .. }, _) => schedule.plan(self.rank, shape),
+            _ if elements * element_bytes < self.min_bytes => {
+                ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements)
+            }
+            (_, Some((known, of, plan))) if Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
             _ => {
                 let plan = schedule.plan(self.rank, shape);
                 self.last = Some((schedule, shape, plan.clone()));

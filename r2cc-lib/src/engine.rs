@@ -358,36 +358,26 @@ impl Engine {
                 let event = json!({"peer": Stream::of(link).peer, "nic": self.nic_name(self.me, pair.from_nic)});
                 self.log.write(at, "resumed", &event);
             }
-            LinkEvent::Dead { peer: link, .. } if self.state.left.contains(&Stream::of(link).peer) => {}
-            LinkEvent::Dead { peer: link, .. } => {
-                let peer = Stream::of(link).peer;
-                let failure = Failure::LinkDead {
-                    from: self.me,
-                    from_node: self.roster[self.me].node.clone(),
-                    to: peer,
-                    to_node: self.roster[peer].node.clone(),
-                    seconds: self.link_bound.as_secs(),
-                };
-                self.give_up(at, failure);
-            }
-            LinkEvent::Dark { peer: link, .. } if self.state.left.contains(&Stream::of(link).peer) => {}
-            LinkEvent::Dark { peer: link, .. } => {
-                let peer = Stream::of(link).peer;
-                let failure = Failure::LinkDead {
-                    from: peer,
-                    from_node: self.roster[peer].node.clone(),
-                    to: self.me,
-                    to_node: self.roster[self.me].node.clone(),
-                    seconds: self.link_bound.as_secs(),
-                };
-                self.give_up(at, failure);
-            }
+            LinkEvent::Dead { peer: link, .. } => self.handle_dead(at, self.me, Stream::of(link).peer),
+            LinkEvent::Dark { peer: link, .. } => self.handle_dead(at, Stream::of(link).peer, self.me),
             LinkEvent::Gossip { bytes, .. } => self.hear(at, &bytes),
             LinkEvent::Joined { .. } => {}
             LinkEvent::Broken { peer: link, error } => {
                 tracing::error!(peer = Stream::of(link).peer, %error, "protocol")
             }
         }
+    }
+
+    /// A link of this rank has had no working path for the bound. Nothing, if the other end has left.
+    fn handle_dead(&mut self, at: Time, from: usize, to: usize) {
+        let peer = if from == self.me { to } else { from };
+        if self.state.left.contains(&peer) {
+            return;
+        }
+        let node = |rank: usize| self.roster[rank].node.clone();
+        let seconds = self.link_bound.as_secs();
+        let failure = Failure::LinkDead { from, from_node: node(from), to, to_node: node(to), seconds };
+        self.give_up(at, failure);
     }
 
     fn nic_name(&self, rank: usize, nic: Option<usize>) -> &str {

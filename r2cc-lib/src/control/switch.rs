@@ -252,14 +252,18 @@ mod tests {
             Self { ranks, calls, adopted: vec![Vec::new(); 3], frozen: [false; 3] }
         }
 
-        fn run(&mut self, lose: impl Fn(&SwitchMessage<char>) -> bool) {
+        /// `lose` says which messages do not reach a rank.
+        fn run(&mut self, mut lose: impl FnMut(usize, &SwitchMessage<char>) -> bool) {
             while let Some((rank, action)) =
                 (0..3).find_map(|rank| self.ranks[rank].poll_action().map(|action| (rank, action)))
             {
                 match action {
-                    SwitchAction::Say(message) if lose(&message) => {}
                     SwitchAction::Say(message) => {
-                        self.ranks.iter_mut().for_each(|other| other.handle(rank, message.clone()));
+                        for (to, other) in self.ranks.iter_mut().enumerate() {
+                            if !lose(to, &message) {
+                                other.handle(rank, message.clone());
+                            }
+                        }
                     }
                     SwitchAction::Prepare { epoch, .. } => self.ranks[rank].handle_prepared(epoch),
                     SwitchAction::Freeze { epoch } => {
@@ -279,7 +283,7 @@ mod tests {
         job.ranks[1].propose('x');
         job.ranks[0].propose('a');
         job.ranks[0].propose('a');
-        job.run(|_| false);
+        job.run(|_, _| false);
         assert_eq!(job.adopted, vec![vec![(6, 'a')]; 3]);
         assert_eq!(job.frozen, [false; 3]);
         job.ranks[0].propose('a');
@@ -290,10 +294,10 @@ mod tests {
     fn a_later_proposal_ends_one_that_is_stuck_and_thaws_its_ranks() {
         let mut job = Job::new([1, 1, 1]);
         job.ranks[0].propose('a');
-        job.run(|message| matches!(message, SwitchMessage::Frozen { .. }));
+        job.run(|_, message| matches!(message, SwitchMessage::Frozen { .. }));
         assert_eq!(job.frozen, [true; 3]);
         job.ranks[0].propose('b');
-        job.run(|_| false);
+        job.run(|_, _| false);
         assert_eq!(job.adopted, vec![vec![(2, 'b')]; 3]);
         assert_eq!(job.frozen, [false; 3]);
     }
@@ -303,26 +307,17 @@ mod tests {
         let mut job = Job::new([1, 2, 1]);
         job.ranks[0].propose('a');
         let mut late = Vec::new();
-        // Rank 2 does not hear the commit.
-        while let Some((rank, action)) = (0..3).find_map(|r| job.ranks[r].poll_action().map(|a| (r, a))) {
-            match action {
-                SwitchAction::Say(SwitchMessage::Commit(commit)) => {
-                    job.ranks[..2].iter_mut().for_each(|r| r.handle(rank, SwitchMessage::Commit(commit.clone())));
-                    late.push(SwitchMessage::Commit(commit));
-                }
-                SwitchAction::Say(message) => job.ranks.iter_mut().for_each(|r| r.handle(rank, message.clone())),
-                SwitchAction::Prepare { epoch, .. } => job.ranks[rank].handle_prepared(epoch),
-                SwitchAction::Freeze { epoch } => job.ranks[rank].handle_frozen(epoch, job.calls[rank]),
-                SwitchAction::Adopt(commit) => job.adopted[rank].push((commit.at, commit.schedule)),
-                SwitchAction::Thaw => {}
-            }
-        }
+        job.run(|to, message| {
+            let is_late = to == 2 && matches!(message, SwitchMessage::Commit(_));
+            late.extend(is_late.then(|| message.clone()));
+            is_late
+        });
         assert!(job.adopted[2].is_empty());
         job.ranks[0].propose('b');
         job.calls = [5, 4, 2];
-        job.run(|_| false);
+        job.run(|_, _| false);
         job.ranks[2].handle(0, late.remove(0));
-        job.run(|_| false);
+        job.run(|_, _| false);
         assert_eq!(job.adopted, vec![vec![(3, 'a'), (6, 'b')]; 3]);
     }
 }
