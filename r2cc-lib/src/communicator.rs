@@ -230,10 +230,10 @@ impl Builder {
         let epoll =
             Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| io_error("make an epoll")(e.into()))?);
         let link_bound = self.tuning.link_deadline;
-        let links =
-            RankLinks::new(rank, Arc::clone(&roster), joined.lane_key, self.tuning, Arc::clone(&epoll), listeners)?;
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| io_error("make an eventfd")(e.into()))?);
+        let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
+        let links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,

@@ -1,5 +1,6 @@
-//! The I/O thread of a communicator: drives the links, the mesh and one plan at a time, and is the only
-//! thread that touches any of them. Start at [`Engine::run`].
+//! The I/O thread of a communicator: drives the incoming links, the mesh and one plan at a time, and is the only
+//! thread that touches any of them; the outgoing links have a thread of their own, which it commands.
+//! Start at [`Engine::run`].
 
 mod switching;
 
@@ -24,12 +25,10 @@ use crate::planner::Planner;
 use crate::repair::{PathState, Time, Totals, Transition};
 use crate::schedule::{Class, RankPlan, Schedule};
 use crate::topology::{Member, PairOfNics};
-use crate::transport::{Corruption, LinkEvent, LinkStatus, Links, RankLinks, Stream, now};
+use crate::transport::{Corruption, IDLE_TICK, LinkEvent, LinkStatus, Links, RankLinks, Stream, TICK, now};
 
 const WAKE: u64 = 4 << 56;
 const NETLINK: u64 = 5 << 56;
-const TICK: Time = Time::from_millis(5);
-const IDLE_TICK: Time = Time::from_millis(50);
 /// How long a rank that closes waits for the goodbyes of the others.
 const GOODBYE_TIME: Time = Time::from_secs(2);
 /// How long a goodbye may take to come another way once a rank's control connection has closed.
@@ -238,7 +237,7 @@ impl Engine {
             }
             Command::Connect { streams, deadline, answer } => {
                 for stream in &streams {
-                    if let Err(error) = self.links.open(at, *stream) {
+                    if let Err(error) = self.links.open(*stream) {
                         drop(answer.send(Err(error.into())));
                         return;
                     }
@@ -248,7 +247,7 @@ impl Engine {
             Command::Corrupt(corruption) => self.state.corruption = Some(corruption),
             Command::Status(answer) => drop(answer.send(Status {
                 totals: self.links.totals(),
-                links: Class::ALL.iter().flat_map(|class| self.links.status_of(*class)).collect(),
+                links: self.links.status().into_iter().map(|(_, status)| status).collect(),
                 refused_connections: self.links.refused(),
             })),
             Command::Close(answer) => {
@@ -269,6 +268,9 @@ impl Engine {
             let node = self.roster[rank].node.clone();
             self.give_up(at, Failure::RankLost { rank, node });
         }
+        if self.links.is_broken() {
+            self.give_up(at, Failure::RankFailed { rank: self.me, reason: "the sending thread has ended".into() });
+        }
         let everybody = self.state.left.len() == self.roster.len();
         let over = self.state.failure.is_some() || everybody;
         if let Some((_, answer)) = self.state.closing.take_if(|(deadline, _)| over || at >= *deadline) {
@@ -283,7 +285,7 @@ impl Engine {
             self.state.done = true;
         }
         if let Some((streams, deadline, _)) = &self.state.connecting
-            && (at >= *deadline || streams.iter().all(|stream| self.links.is_whole(*stream)))
+            && (at >= *deadline || self.links.are_whole(streams))
             && let Some((_, _, answer)) = self.state.connecting.take()
         {
             drop(answer.send(Ok(())));
@@ -296,7 +298,9 @@ impl Engine {
             return;
         }
         self.state.pace_due = at + PACE_TIME;
-        for (peer, from_nic, to_nic, slow) in self.state.pace.changes(&self.links.status_of(Class::Main)) {
+        let main = self.links.status().into_iter().filter(|(class, _)| *class == Class::Main);
+        let main: Vec<LinkStatus> = main.map(|(_, status)| status).collect();
+        for (peer, from_nic, to_nic, slow) in self.state.pace.changes(&main) {
             let health = if slow { PathHealth::Slow } else { PathHealth::Up };
             let fact = PathFact { from: self.me, to: peer, from_nic, to_nic, health, cause: "rate".into() };
             self.say(at, Statement::Path(fact));
@@ -307,7 +311,7 @@ impl Engine {
     fn settle(&mut self, at: Time) {
         loop {
             if let Some((execution, _)) = &mut self.state.running
-                && let Err(error) = execution.advance(at, &mut self.links)
+                && let Err(error) = execution.advance(&mut self.links)
             {
                 self.give_up(at, Failure::RankFailed { rank: self.me, reason: error.to_string() });
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::collective::kernel;
 use crate::dtype::{DType, ReduceOp};
-use crate::repair::{MessageSeq, Time};
+use crate::repair::MessageSeq;
 use crate::schedule::{Action, Buffer, RankPlan, Span};
 use crate::transport::{LinksError, RankLinks, Sink, Source, Stream};
 
@@ -110,7 +110,7 @@ impl Execution {
     ///
     /// # Errors
     /// If a peer shares no rail with this rank.
-    pub(crate) fn advance(&mut self, now: Time, links: &mut RankLinks) -> Result<(), LinksError> {
+    pub(crate) fn advance(&mut self, links: &mut RankLinks) -> Result<(), LinksError> {
         while let Some(at) = self.copies.iter().position(|i| self.blockers[*i as usize] == 0) {
             if let Some(step) = self.copies.remove(at) {
                 self.copy(step);
@@ -127,7 +127,7 @@ impl Execution {
         for stream in self.sends.keys().copied().collect::<Vec<_>>() {
             while let Some(step) = Self::next_ready(&mut self.sends, stream, &self.blockers) {
                 let source = self.source(step);
-                let message = links.post_send(now, stream, source)?;
+                let message = links.post_send(stream, source)?;
                 Self::note(&mut self.sends, stream, message, step);
             }
         }

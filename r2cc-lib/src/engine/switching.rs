@@ -25,7 +25,7 @@ impl Engine {
                 SwitchAction::Prepare { epoch, schedule } => {
                     let streams = self.planner.streams(&schedule, self.me);
                     for stream in &streams {
-                        if let Err(error) = self.links.open(at, *stream) {
+                        if let Err(error) = self.links.open(*stream) {
                             tracing::warn!(%error, "a link that the next schedule needs");
                         }
                     }
@@ -53,9 +53,7 @@ impl Engine {
     /// Ready once every link that the proposed schedule needs has paths in service, and no path is still coming up.
     pub(super) fn check_preparing(&mut self, at: Time) {
         let links = &self.links;
-        let due = |(_, streams, deadline): &mut (u64, Vec<_>, Time)| {
-            at >= *deadline || streams.iter().all(|stream| links.is_settled(*stream))
-        };
+        let due = |(_, streams, deadline): &mut (u64, Vec<_>, Time)| at >= *deadline || links.are_settled(streams);
         if let Some((epoch, ..)) = self.state.preparing.take_if(due) {
             self.state.switch.handle_prepared(epoch);
         }

@@ -13,8 +13,15 @@ pub use placement::{Corruption, Sink, Source};
 pub(crate) use rank_links::{RankLinks, Stream};
 pub use socket::listen;
 
+use crate::repair::Time;
+
+/// How often a driver thread lets time pass for its links while any of them waits for that.
+pub(crate) const TICK: Time = Time::from_millis(5);
+/// The same while none does.
+pub(crate) const IDLE_TICK: Time = Time::from_millis(50);
+
 /// CLOCK_MONOTONIC, the clock of the machines, the event files and the injector.
-pub fn now() -> crate::repair::Time {
+pub fn now() -> Time {
     match nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC) {
         Ok(time) => std::time::Duration::from(time),
         // Linux always has this clock.

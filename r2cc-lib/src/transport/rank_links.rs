@@ -1,85 +1,109 @@
 //! The links of a rank of the native engine: numbered by rank and class, with one key, over the NICs that two
-//! ranks share.
+//! ranks share. The thread of their owner drives the incoming ones; the outgoing ones have a thread of their own.
 
-use std::ops::{Deref, DerefMut};
+mod sending;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use nix::sys::epoll::Epoll;
+use nix::sys::eventfd::EventFd;
 use socket2::Socket;
 
 use super::handshake::{Key, LinkName};
-use super::{LinkStatus, Links, LinksError, Side, Sink, Source};
-use crate::repair::{MessageSeq, Time, Tuning};
+use super::{Corruption, LinkEvent, LinkStatus, Links, LinksError, Sink, Source, now};
+use crate::repair::{MessageSeq, Time, Totals, Tuning};
 use crate::schedule::Class;
 use crate::topology::{Member, paths};
+use sending::Sending;
 
 /// [`Links`] whose peers are the ranks of a roster, with a link for each [`Class`] of messages; the links of
 /// `Tail` yield to those of `Main`. Outgoing links are made when they are needed.
+///
+/// Call order as for [`Links`]: `post_*` and `handle_*`, then `flush`, then `poll_event` until it is empty.
 #[derive(Debug)]
 pub(crate) struct RankLinks {
     me: usize,
     roster: Arc<Vec<Member>>,
     key: Key,
-    links: Links,
+    incoming: Links,
+    outgoing: Sending,
+    /// Messages posted on each outgoing link, by its number.
+    posted: BTreeMap<usize, u64>,
+    events: VecDeque<LinkEvent>,
 }
 
 impl RankLinks {
-    /// Links of rank `me` of `roster`; `listeners` are non-blocking and listed in the roster.
+    /// Links of rank `me` of `roster`; `listeners` are non-blocking and listed in the roster. `wake` is written to
+    /// when something has happened on an outgoing link.
     ///
     /// # Errors
-    /// If a listener cannot be watched.
+    /// If a listener cannot be watched, or the sending thread not be started.
     pub(crate) fn new(
-        me: usize,
-        roster: Arc<Vec<Member>>,
+        (me, roster): (usize, Arc<Vec<Member>>),
         key: Key,
         tuning: Tuning,
         epoll: Arc<Epoll>,
         listeners: Vec<Socket>,
+        wake: Arc<EventFd>,
     ) -> Result<Self, LinksError> {
-        let mut links = Links::new(roster[me].nics.clone(), tuning, epoll, listeners)?;
+        let nics = &roster[me].nics;
+        let outgoing = Sending::start(me, nics.clone(), tuning.clone(), wake)?;
+        let mut incoming = Links::new(nics.clone(), tuning, epoll, listeners)?;
         let reached = |peer: &usize| *peer != me && !paths(&roster[*peer], &roster[me]).is_empty();
         let streams = |peer| Class::ALL.map(|class| Stream { peer, class });
         for stream in (0..roster.len()).filter(reached).flat_map(streams) {
-            links.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
+            incoming.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
         }
-        Ok(Self { me, roster, key, links })
+        Ok(Self { me, roster, key, incoming, outgoing, posted: BTreeMap::new(), events: VecDeque::new() })
     }
 
     /// Opens the outgoing link of a stream if there is none yet.
     ///
     /// # Errors
     /// If the two ranks have no rail in common.
-    pub(crate) fn open(&mut self, now: Time, stream: Stream) -> Result<(), LinksError> {
-        if self.links.has(Side::Send, stream.number()) {
+    pub(crate) fn open(&mut self, stream: Stream) -> Result<(), LinksError> {
+        let number = stream.number();
+        if self.posted.contains_key(&number) {
             return Ok(());
         }
         let pairs = paths(&self.roster[self.me], &self.roster[stream.peer]);
         if pairs.is_empty() {
             return Err(LinksError::NoPath { me: self.me, peer: stream.peer });
         }
-        let name = stream.name(self.me, stream.peer);
-        self.links.add_outgoing(now, stream.number(), name, self.key.clone(), pairs)?;
-        self.links.set_yielding(stream.number(), stream.class == Class::Tail);
+        let (name, key) = (stream.name(self.me, stream.peer), self.key.clone());
+        self.outgoing.with(|links| {
+            links.add_outgoing(now(), number, name, key, pairs)?;
+            links.set_yielding(number, stream.class == Class::Tail);
+            Ok::<_, LinksError>(())
+        })?;
+        self.posted.insert(number, 0);
         Ok(())
     }
 
-    /// Whether every path of an outgoing link is in service or known not to be.
-    pub(crate) fn is_settled(&self, stream: Stream) -> bool {
-        self.links.is_settled(stream.number())
+    /// Whether every path of these outgoing links is in service or known not to be.
+    pub(crate) fn are_settled(&self, streams: &[Stream]) -> bool {
+        self.outgoing.look(|links| streams.iter().all(|stream| links.is_settled(stream.number())))
     }
 
-    /// Whether every path of an outgoing link is in service.
-    pub(crate) fn is_whole(&self, stream: Stream) -> bool {
-        self.links.is_whole(stream.number())
+    /// Whether every path of these outgoing links is in service.
+    pub(crate) fn are_whole(&self, streams: &[Stream]) -> bool {
+        self.outgoing.look(|links| streams.iter().all(|stream| links.is_whole(stream.number())))
     }
 
     /// Posts a message.
     ///
     /// # Errors
     /// If the two ranks have no rail in common.
-    pub(crate) fn post_send(&mut self, now: Time, stream: Stream, source: Source) -> Result<MessageSeq, LinksError> {
-        self.open(now, stream)?;
-        self.links.post_send(stream.number(), source)
+    pub(crate) fn post_send(&mut self, stream: Stream, source: Source) -> Result<MessageSeq, LinksError> {
+        self.open(stream)?;
+        let next = self.posted.entry(stream.number()).or_default();
+        // A link numbers its messages from 0 in the order of their posting.
+        let message = MessageSeq(*next);
+        *next += 1;
+        self.outgoing.post(stream.number(), source);
+        Ok(message)
     }
 
     /// Posts a receive.
@@ -88,14 +112,96 @@ impl RankLinks {
     /// If the two ranks have no rail in common.
     pub(crate) fn post_recv(&mut self, stream: Stream, sink: Sink) -> Result<MessageSeq, LinksError> {
         let no_path = |_| LinksError::NoPath { me: self.me, peer: stream.peer };
-        self.links.post_recv(stream.number(), sink).map_err(no_path)
+        self.incoming.post_recv(stream.number(), sink).map_err(no_path)
     }
 
-    /// State of every outgoing link of a class; `peer` is the rank.
-    pub(crate) fn status_of(&self, class: Class) -> Vec<LinkStatus> {
-        let streams = self.links.status().into_iter().map(|status| (Stream::of(status.peer), status));
-        let of_class = streams.filter(|(stream, _)| stream.class == class);
-        of_class.map(|(stream, status)| LinkStatus { peer: stream.peer, ..status }).collect()
+    /// As [`Links::corrupt`].
+    pub(crate) fn corrupt(&mut self, corruption: Corruption, bytes_before: u64) {
+        self.incoming.corrupt(corruption, bytes_before);
+    }
+
+    /// As [`Links::end_corruption`].
+    pub(crate) fn end_corruption(&mut self) {
+        self.incoming.end_corruption();
+    }
+
+    /// As [`Links::totals`].
+    pub(crate) fn totals(&self) -> Totals {
+        self.outgoing.look(Links::totals)
+    }
+
+    /// As [`Links::refused`].
+    pub(crate) fn refused(&self) -> u64 {
+        self.incoming.refused()
+    }
+
+    /// State of every outgoing link; `peer` is the rank.
+    pub(crate) fn status(&self) -> Vec<(Class, LinkStatus)> {
+        let of_stream = |status: LinkStatus| {
+            let Stream { peer, class } = Stream::of(status.peer);
+            (class, LinkStatus { peer, ..status })
+        };
+        self.outgoing.look(Links::status).into_iter().map(of_stream).collect()
+    }
+
+    /// As [`Links::handle_nic`].
+    pub(crate) fn handle_nic(&mut self, at: Time, nic: usize, up: bool) {
+        self.incoming.handle_nic(at, nic, up);
+        self.outgoing.with(|links| links.handle_nic(now(), nic, up));
+    }
+
+    /// As [`Links::handle_doubt`].
+    pub(crate) fn handle_doubt(&mut self, rail: Ipv4Addr) {
+        self.outgoing.with(|links| links.handle_doubt(rail));
+    }
+
+    /// As [`Links::gossip`]; what the outgoing links have to say is written at once, as they may be abandoned next.
+    pub(crate) fn gossip(&mut self, message: &Arc<[u8]>) {
+        self.incoming.gossip(message);
+        self.outgoing.with(|links| {
+            links.gossip(message);
+            links.flush(now());
+        });
+    }
+
+    /// As [`Links::abandon`].
+    pub(crate) fn abandon(&mut self) {
+        self.incoming.abandon();
+        self.outgoing.abandon();
+    }
+
+    /// Whether the incoming links wait for time to pass.
+    pub(crate) fn needs_tick(&self) -> bool {
+        self.incoming.needs_tick()
+    }
+
+    /// As [`Links::handle_tick`], for the incoming links.
+    pub(crate) fn handle_tick(&mut self, at: Time) {
+        self.incoming.handle_tick(at);
+    }
+
+    /// As [`Links::handle_ready`], for the incoming links.
+    pub(crate) fn handle_ready(&mut self, at: Time, token: u64, writable: bool) {
+        self.incoming.handle_ready(at, token, writable);
+    }
+
+    /// As [`Links::flush`].
+    pub(crate) fn flush(&mut self, at: Time) {
+        self.incoming.flush(at);
+        self.outgoing.flush();
+    }
+
+    /// Next event.
+    pub(crate) fn poll_event(&mut self) -> Option<LinkEvent> {
+        if self.events.is_empty() {
+            self.outgoing.take_events(&mut self.events);
+        }
+        self.incoming.poll_event().or_else(|| self.events.pop_front())
+    }
+
+    /// Whether nothing more will be sent, because the sending thread could not go on.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.outgoing.has_ended()
     }
 }
 
@@ -121,19 +227,5 @@ impl Stream {
     fn name(self, from: usize, to: usize) -> LinkName {
         let number = |rank| Stream { peer: rank, ..self }.number() as u32;
         LinkName { from: number(from), to: number(to) }
-    }
-}
-
-impl Deref for RankLinks {
-    type Target = Links;
-
-    fn deref(&self) -> &Links {
-        &self.links
-    }
-}
-
-impl DerefMut for RankLinks {
-    fn deref_mut(&mut self) -> &mut Links {
-        &mut self.links
     }
 }
