@@ -1,4 +1,5 @@
-//! The public API: a [`Communicator`] over host memory that keeps running through NIC and link failures.
+//! The public API: a [`Communicator`] over host memory that keeps running through NIC and link failures. Its
+//! collectives are in `collectives`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), r2cc::Error> {
@@ -14,6 +15,10 @@
 //! # }
 //! ```
 
+mod collectives;
+
+pub use collectives::Operation;
+
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
@@ -25,13 +30,12 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::collective::{Buffers, Collective, r2cc_collective_begin};
 use crate::control::{EventLog, Failure, Gate, NicWatch, RendezvousError, join};
-use crate::dtype::{DType, Element, ReduceOp};
+use crate::dtype::{DType, ReduceOp};
 use crate::engine::{Command, Engine, State, Status};
 use crate::planner::Planner;
 use crate::repair::Tuning;
-use crate::schedule::{RankPlan, Schedule, Shape, barrier, ring_all_reduce, ring_broadcast};
+use crate::schedule::{RankPlan, Schedule, Shape, barrier};
 use crate::settings::{Settings, SettingsError};
 use crate::topology::{Member, TopologyError, local_nics};
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
@@ -255,8 +259,17 @@ impl Builder {
             .spawn(move || engine.run())
             .map_err(io_error("start the I/O thread"))?;
         let thread = Some(thread);
-        let mut communicator =
-            Communicator { rank, world, commands: sender, wake, thread, gate, min_bytes, last: None };
+        let mut communicator = Communicator {
+            rank,
+            world,
+            commands: sender,
+            wake,
+            thread,
+            gate,
+            min_bytes,
+            last: None,
+            scratch: Vec::new(),
+        };
         communicator.connect(streams, self.join_bound)?;
         Ok(communicator)
     }
@@ -274,6 +287,8 @@ pub struct Communicator {
     min_bytes: usize,
     /// The plan of the last AllReduce that took a schedule of many plans, and what it was made for.
     last: Option<(Arc<Schedule>, Shape, RankPlan)>,
+    /// Room for partial results; grows to what the largest plan asked for.
+    scratch: Vec<u64>,
 }
 
 impl Communicator {
@@ -312,90 +327,13 @@ impl Communicator {
         self.barrier()
     }
 
-    /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
-    fn plan(&mut self, shape: Shape) -> RankPlan {
-        let schedule = self.gate.enter();
-        let Shape { elements, element_bytes, in_place, slice_elements } = shape;
-        match (&*schedule, &self.last) {
-            (Schedule::Ring { .. }, _) => schedule.plan(self.rank, shape),
-            _ if elements * element_bytes < self.min_bytes => {
-                ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements)
-            }
-            (_, Some((known, of, plan))) if Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
-            _ => {
-                let plan = schedule.plan(self.rank, shape);
-                self.last = Some((schedule, shape, plan.clone()));
-                plan
-            }
-        }
-    }
-
-    /// `output[i] = op over all ranks of input[i]`; both have the same length on every rank.
-    ///
-    /// # Errors
-    /// If the lengths differ, or the communicator has failed.
-    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<(), Error> {
-        self.all_reduce_bytes(T::DTYPE, op, Some(bytes(input)), bytes_mut(output))
-    }
-
-    /// `buffer[i] = op over all ranks of buffer[i]`, in place.
-    ///
-    /// # Errors
-    /// If the communicator has failed; `buffer` then holds partial results.
-    pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<(), Error> {
-        self.all_reduce_bytes(T::DTYPE, op, None, bytes_mut(buffer))
-    }
-
-    /// As [`Communicator::all_reduce`] for elements of a type chosen at run time; in place without an `input`.
-    ///
-    /// # Errors
-    /// If lengths or alignment do not fit `dtype`, or the communicator has failed.
-    pub fn all_reduce_bytes(
-        &mut self,
-        dtype: DType,
-        op: ReduceOp,
-        input: Option<&[u8]>,
-        output: &mut [u8],
-    ) -> Result<(), Error> {
-        r2cc_collective_begin(Collective::AllReduce as u64, output.len() as u64);
-        let elements = self.element_count(dtype, output)?;
-        if let Some(input) = input {
-            self.element_count(dtype, input)?;
-            if input.len() != output.len() {
-                return Err(Error::Argument {
-                    what: format!("input of {} bytes, output of {}", input.len(), output.len()),
-                    hint: "an AllReduce has as many results as contributions",
-                });
-            }
-        }
-        let (element_bytes, in_place) = (dtype.size_bytes(), input.is_none());
-        let plan = self.plan(Shape { elements, element_bytes, in_place, slice_elements: None });
-        self.run(plan, input, output, dtype, op)
-    }
-
-    /// Every rank's `buffer` becomes the root's.
-    ///
-    /// # Errors
-    /// If `root` is no rank, or the communicator has failed.
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<(), Error> {
-        if root >= self.world {
-            return Err(Error::Argument {
-                what: format!("root {root} in a world of {}", self.world),
-                hint: "ranks count from 0 to world - 1",
-            });
-        }
-        r2cc_collective_begin(Collective::Broadcast as u64, size_of_val(buffer) as u64);
-        let plan = ring_broadcast(self.rank, self.world, root, buffer.len(), true, size_of::<T>(), None);
-        self.run(plan, None, bytes_mut(buffer), T::DTYPE, ReduceOp::Sum)
-    }
-
     /// Returns when every rank has called it.
     ///
     /// # Errors
     /// If the communicator has failed.
     pub fn barrier(&mut self) -> Result<(), Error> {
         let plan = barrier(self.rank, self.world);
-        self.run(plan, None, &mut [], DType::F32, ReduceOp::Sum)
+        self.run(plan, &[], &mut [], DType::F32, ReduceOp::Sum)
     }
 
     /// A self-test of whoever checks results: damages one received element of the next collective.
@@ -403,7 +341,7 @@ impl Communicator {
     /// # Errors
     /// If the I/O thread has ended.
     pub fn corrupt_next(&mut self, corruption: Corruption) -> Result<(), Error> {
-        self.send(Command::Corrupt(corruption))
+        self.command(Command::Corrupt(corruption))
     }
 
     /// Sums and link states.
@@ -424,36 +362,7 @@ impl Communicator {
         outcome?
     }
 
-    fn element_count(&self, dtype: DType, buffer: &[u8]) -> Result<usize, Error> {
-        let size = dtype.size_bytes();
-        if !buffer.len().is_multiple_of(size) || !(buffer.as_ptr() as usize).is_multiple_of(size) {
-            return Err(Error::Argument {
-                what: format!(
-                    "a buffer of {} bytes at {:p} for elements of {size} bytes",
-                    buffer.len(),
-                    buffer.as_ptr()
-                ),
-                hint: "length and address must be multiples of the element size",
-            });
-        }
-        Ok(buffer.len() / size)
-    }
-
-    fn run(
-        &mut self,
-        plan: RankPlan,
-        input: Option<&[u8]>,
-        output: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<(), Error> {
-        let output = output.as_mut_ptr();
-        let buffers = Buffers { input: input.map_or(output.cast_const(), <[u8]>::as_ptr), output };
-        // Blocks until the engine has dropped the plan, so the borrows outlive every use of the pointers.
-        self.ask(|answer| Command::Run { plan, buffers, dtype, op, answer })?
-    }
-
-    fn send(&self, command: Command) -> Result<(), Error> {
+    fn command(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Ended)?;
         // A counter that is full wakes the engine just as well.
         let _ = self.wake.write(1);
@@ -462,7 +371,7 @@ impl Communicator {
 
     fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
         let (answer, wait): (SyncSender<T>, Receiver<T>) = sync_channel(1);
-        self.send(command(answer))?;
+        self.command(command(answer))?;
         wait.recv().map_err(|_| Error::Ended)
     }
 
@@ -485,14 +394,4 @@ impl Drop for Communicator {
         let _ = self.wake.write(1);
         self.join_thread();
     }
-}
-
-fn bytes<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: an `Element` has no padding and any alignment suits a byte.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
-}
-
-fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in `bytes`; every byte pattern is a valid element.
-    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }

@@ -16,7 +16,7 @@ mod settings;
 pub mod topology;
 pub mod transport;
 
-pub use communicator::{Builder, Communicator, Error};
+pub use communicator::{Builder, Communicator, Error, Operation};
 pub use control::Failure;
 pub use dtype::{DType, Element, ReduceOp};
 pub use engine::Status;

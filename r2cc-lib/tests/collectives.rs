@@ -4,7 +4,8 @@
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
-use r2cc::{Communicator, DType, Error, ReduceOp};
+use r2cc::schedule::Part;
+use r2cc::{Communicator, DType, Error, Operation, ReduceOp};
 
 fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
@@ -76,6 +77,131 @@ fn broadcast_delivers_the_roots_elements_from_every_root() {
     });
 }
 
+/// What rank `rank` contributes at `i`.
+fn value(rank: usize, i: usize) -> i64 {
+    (rank * 1_000_003 + i * 7) as i64
+}
+
+/// Sum over the ranks of what they contribute at `i`.
+fn sum(world: usize, i: usize) -> i64 {
+    (0..world).map(|rank| value(rank, i)).sum()
+}
+
+fn of(len: usize, element: impl Fn(usize) -> i64) -> Vec<i64> {
+    (0..len).map(element).collect()
+}
+
+const BLOCKS: [usize; 4] = [0, 1, 1021, 70_001];
+
+#[test]
+fn blocks_are_gathered_and_reduced_in_place_and_out_of_place() {
+    for world in [1, 2, 3, 5] {
+        with_ranks(world, |comm| {
+            let (me, world) = (comm.rank(), comm.world());
+            for n in BLOCKS {
+                let gathered = of(world * n, |i| value(i / n, i % n));
+                let mut all = vec![-1; world * n];
+                comm.all_gather(&of(n, |i| value(me, i)), &mut all).unwrap();
+                assert!(all == gathered, "all_gather of {n}, P {world}");
+                let mut buffer = of(world * n, |i| if i / n == me { value(me, i % n) } else { -1 });
+                comm.all_gather_in_place(&mut buffer).unwrap();
+                assert!(buffer == gathered, "all_gather in place of {n}, P {world}");
+
+                let reduced = of(n, |i| sum(world, me * n + i));
+                let input = of(world * n, |i| value(me, i));
+                let mut one = vec![-1; n];
+                comm.reduce_scatter(&input, &mut one, ReduceOp::Sum).unwrap();
+                assert!(one == reduced, "reduce_scatter of {n}, P {world}");
+                let mut buffer = input.clone();
+                comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+                let expected = of(world * n, |i| if i / n == me { sum(world, i) } else { value(me, i) });
+                assert!(buffer == expected, "reduce_scatter in place of {n}, P {world}: only the own block changes");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_root_collects_reduces_and_hands_out_from_every_rank() {
+    with_ranks(3, |comm| {
+        let (me, world) = (comm.rank(), comm.world());
+        for (root, n) in (0..world).flat_map(|root| BLOCKS.map(|n| (root, n))) {
+            let own = of(n, |i| value(me, i));
+            let mut result = if me == root { vec![-1; n] } else { vec![] };
+            comm.reduce(&own, &mut result, ReduceOp::Sum, root).unwrap();
+            assert!(me != root || result == of(n, |i| sum(world, i)), "reduce of {n} to {root}");
+            let mut buffer = own.clone();
+            comm.reduce_in_place(&mut buffer, ReduceOp::Sum, root).unwrap();
+            let expected = if me == root { of(n, |i| sum(world, i)) } else { own.clone() };
+            assert!(buffer == expected, "reduce in place of {n} to {root}: the others' stays");
+
+            let mut all = if me == root { vec![-1; world * n] } else { vec![] };
+            comm.gather(&own, &mut all, root).unwrap();
+            assert!(me != root || all == of(world * n, |i| value(i / n, i % n)), "gather of {n} to {root}");
+
+            let blocks = if me == root { of(world * n, |i| value(9, i)) } else { vec![] };
+            let mut block = vec![-1; n];
+            comm.scatter(&blocks, &mut block, root).unwrap();
+            assert!(block == of(n, |i| value(9, me * n + i)), "scatter of {n} from {root}");
+        }
+    });
+}
+
+#[test]
+fn elements_go_from_any_rank_to_any_other() {
+    with_ranks(4, |comm| {
+        let (me, world) = (comm.rank(), comm.world());
+        for n in BLOCKS {
+            let mut all = vec![-1; world * n];
+            comm.all_to_all(&of(world * n, |i| value(me, i)), &mut all).unwrap();
+            assert!(all == of(world * n, |i| value(i / n, me * n + i % n)), "all_to_all of {n}");
+        }
+        // A pair of ranks, while the others do nothing; then a group that swaps halves and keeps some.
+        match me {
+            0 => comm.send(&of(50_000, |i| value(0, i)), 3).unwrap(),
+            3 => {
+                let mut got = vec![-1; 50_000];
+                comm.recv(&mut got, 0).unwrap();
+                assert!(got == of(50_000, |i| value(0, i)));
+            }
+            _ => {}
+        }
+        let part = |peer, elements| Part { peer, elements };
+        let partner = world - 1 - me;
+        let mut got = vec![-1; 30];
+        let sends = [part(partner, 10..20), part(me, 0..5), part(partner, 20..25)];
+        let receives = [part(partner, 0..10), part(partner, 10..15), part(me, 15..20)];
+        comm.exchange(&of(30, |i| value(me, i)), &mut got, &sends, &receives).unwrap();
+        let from = |rank: usize, range: std::ops::Range<usize>| range.map(move |i| value(rank, i));
+        let expected: Vec<i64> =
+            from(partner, 10..25).chain(from(me, 0..5)).chain(std::iter::repeat_n(-1, 10)).collect();
+        assert_eq!(got, expected);
+    });
+}
+
+#[test]
+fn every_element_type_passes_through_scratch() {
+    with_ranks(3, |comm| {
+        for dtype in DType::ALL {
+            // Ones, whose sum and product every type holds; 3 ranks, so that partial results lie in scratch.
+            let one: Vec<u8> = match dtype {
+                DType::F32 => 1f32.to_le_bytes().to_vec(),
+                DType::F64 => 1f64.to_le_bytes().to_vec(),
+                DType::F16 => half::f16::ONE.to_le_bytes().to_vec(),
+                DType::BF16 => half::bf16::ONE.to_le_bytes().to_vec(),
+                DType::I32 | DType::U32 => 1u32.to_le_bytes().to_vec(),
+                DType::I64 | DType::U64 => 1u64.to_le_bytes().to_vec(),
+            };
+            let bytes = 3 * 5000 * dtype.size_bytes();
+            let mut words = vec![0u64; bytes.div_ceil(8)];
+            let buffer: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..bytes];
+            buffer.chunks_mut(one.len()).for_each(|element| element.copy_from_slice(&one));
+            comm.perform(Operation::ReduceScatter(ReduceOp::Prod), dtype, None, buffer).unwrap();
+            assert!(buffer.chunks(one.len()).all(|element| element == one), "{dtype}");
+        }
+    });
+}
+
 #[test]
 fn arguments_that_do_not_fit_are_refused_before_anything_is_sent() {
     with_ranks(2, |comm| {
@@ -84,7 +210,18 @@ fn arguments_that_do_not_fit_are_refused_before_anything_is_sent() {
         assert!(matches!(short, Err(Error::Argument { .. })));
         let odd = comm.all_reduce_bytes(DType::F64, ReduceOp::Sum, None, &mut output[..12]);
         assert!(matches!(odd, Err(Error::Argument { .. })));
-        assert!(matches!(comm.broadcast(&mut [0_u32], 2), Err(Error::Argument { .. })));
+        let refused = |outcome: Result<(), Error>| assert!(matches!(outcome, Err(Error::Argument { .. })));
+        refused(comm.broadcast(&mut [0_u32], 2));
+        refused(comm.all_gather(&[0_u32; 3], &mut [0; 5]));
+        refused(comm.reduce_scatter_in_place(&mut [0_u32; 3], ReduceOp::Sum));
+        refused(comm.gather(&[0_u32], &mut [0; 2], 2));
+        refused(comm.perform(Operation::AllToAll, DType::F32, None, &mut []));
+        refused(comm.send(&[0_u32], comm.rank()));
+        let part = |peer, elements| Part { peer, elements };
+        refused(comm.exchange(&[0_u32; 2], &mut [0; 2], &[part(2, 0..1)], &[]));
+        refused(comm.exchange(&[0_u32; 2], &mut [0; 2], &[part(0, 0..3)], &[]));
+        refused(comm.exchange(&[0_u32; 2], &mut [0; 2], &[], &[part(0, 0..2), part(1, 1..2)]));
+        refused(comm.exchange(&[0_u32; 2], &mut [0; 2], &[part(comm.rank(), 0..1)], &[]));
         comm.barrier().unwrap();
     });
 }

@@ -9,11 +9,12 @@ use crate::repair::MessageSeq;
 use crate::schedule::{Action, Buffer, RankPlan, Span};
 use crate::transport::{LinksError, RankLinks, Sink, Source, Stream};
 
-/// The caller's memory. In place: `input` is `output`.
+/// The caller's memory, and room for partial results. In place, `input` and `output` overlap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
     pub(crate) input: *const u8,
     pub(crate) output: *mut u8,
+    pub(crate) scratch: *mut u8,
 }
 
 // SAFETY: the caller blocks until the execution is over, and the engine drops it before it answers.
@@ -152,15 +153,23 @@ impl Execution {
         let base = match span.buffer {
             Buffer::Input => self.buffers.input,
             Buffer::Output => self.buffers.output.cast_const(),
+            Buffer::Scratch => self.buffers.scratch.cast_const(),
         };
-        // SAFETY: the plan was made for buffers of the caller's length.
+        // SAFETY: the plan was made for buffers of these lengths.
         unsafe { base.add(span.start * self.dtype.size_bytes()) }
     }
 
     fn write_ptr(&self, span: Span) -> *mut u8 {
-        assert!(span.buffer == Buffer::Output || self.buffers.input == self.buffers.output.cast_const());
-        // SAFETY: the plan was made for buffers of the caller's length.
-        unsafe { self.buffers.output.add(span.start * self.dtype.size_bytes()) }
+        let base = match span.buffer {
+            Buffer::Scratch => self.buffers.scratch,
+            Buffer::Output => self.buffers.output,
+            Buffer::Input => {
+                assert!(self.buffers.input == self.buffers.output.cast_const(), "nobody writes to the caller's input");
+                self.buffers.output
+            }
+        };
+        // SAFETY: the plan was made for buffers of these lengths.
+        unsafe { base.add(span.start * self.dtype.size_bytes()) }
     }
 
     fn source(&self, step: u32) -> Source {

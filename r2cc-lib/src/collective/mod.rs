@@ -13,10 +13,25 @@ pub enum Collective {
     AllReduce = 1,
     /// Every rank ends up with the root's elements.
     Broadcast = 2,
+    /// Every rank ends up with all ranks' elements.
+    AllGather = 3,
+    /// Every rank ends up with its block of the reduction of all contributions.
+    ReduceScatter = 4,
+    /// The root ends up with the reduction of all contributions.
+    Reduce = 5,
+    /// Grouped sends and receives.
+    SendRecv = 6,
+    /// Every rank ends up with its block of every rank's elements.
+    AllToAll = 7,
+    /// The root ends up with all ranks' elements.
+    Gather = 8,
+    /// Every rank ends up with its block of the root's elements.
+    Scatter = 9,
 }
 
 /// Marks the start of a collective for tracers: called once by every collective, but not by a barrier, on the
-/// calling thread before anything is enqueued. `collective` is a [`Collective`], `bytes` its size on one rank.
+/// calling thread before anything is enqueued. `collective` is a [`Collective`], `bytes` the length of
+/// this rank's longer buffer.
 ///
 /// It does nothing. It is a naked function that starts with a push, which the kernel emulates instead of
 /// single-stepping, so that a uprobe on it costs well under a microsecond.

@@ -2,41 +2,14 @@
 //!
 //! Owns the proof: shape of every step, sends matched with receives in count and length, no cyclic
 //! wait, no access to memory that an outstanding step may still write or (a send: replay) read, and
-//! by symbolic execution that every output element holds what the [`Goal`] asks. Time grows with
+//! by symbolic execution that every output element holds what the [`Goal`] asks for it. Time grows with
 //! the steps, not with the elements. Never looks at which builder made the plans.
 //! Start at [`check`]; the happens-before order is in `order`, the execution in `symbolic`.
 
+use super::layout::{Goal, Layout, layouts};
 use super::order::{Order, access_conflict};
 use super::plan::{Action, Buffer, RankPlan, Span};
 use super::symbolic;
-
-/// What a set of plans is meant to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Goal {
-    /// Every output element is the reduction of that element of every rank's input.
-    AllReduce {
-        /// Input and output are the same memory.
-        in_place: bool,
-    },
-    /// Every output element is that element of the root's input.
-    Broadcast {
-        /// Rank whose input is sent.
-        root: usize,
-        /// Input and output are the same memory.
-        in_place: bool,
-    },
-    /// No rank is through before every rank has entered.
-    Barrier,
-}
-
-impl Goal {
-    pub(super) fn in_place(self) -> bool {
-        match self {
-            Goal::AllReduce { in_place } | Goal::Broadcast { in_place, .. } => in_place,
-            Goal::Barrier => true,
-        }
-    }
-}
 
 /// What one rank moves when it runs its plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,7 +56,7 @@ pub enum PlanError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The broadcast root is not one of the ranks.
+    /// The root is not one of the ranks.
     #[error("root {root} is not one of {world} ranks")]
     NoSuchRoot {
         /// The root asked for.
@@ -194,16 +167,17 @@ pub enum PlanError {
     },
 }
 
-/// Proves that `plans`, one a rank, over buffers of `elements` elements, reach `goal`.
+/// Proves that `plans`, one a rank, over blocks of `elements` elements, reach `goal`.
 pub fn check(plans: &[RankPlan], goal: Goal, elements: usize) -> Result<Stats, PlanError> {
-    if let Goal::Broadcast { root, .. } = goal
+    if let Some(root) = goal.root()
         && root >= plans.len()
     {
         return Err(PlanError::NoSuchRoot { root, world: plans.len() });
     }
+    let layouts = layouts(plans, goal, elements);
     for (rank, plan) in plans.iter().enumerate() {
         for step in 0..plan.steps.len() {
-            well_formed(plans, rank, step, goal, elements).map_err(|reason| PlanError::Malformed {
+            well_formed(plans, rank, step, &layouts[rank]).map_err(|reason| PlanError::Malformed {
                 rank,
                 step,
                 reason,
@@ -212,14 +186,12 @@ pub fn check(plans: &[RankPlan], goal: Goal, elements: usize) -> Result<Stats, P
     }
     let order = Order::new(plans)?;
     let sorted = order.sorted()?;
-    for rank in 0..plans.len() {
-        access_conflict(plans, rank, goal.in_place(), &order, &sorted)?;
+    for (rank, layout) in layouts.iter().enumerate() {
+        access_conflict(plans, rank, layout, &order, &sorted)?;
     }
     match goal {
         Goal::Barrier => order.barrier(plans, &sorted)?,
-        Goal::AllReduce { .. } | Goal::Broadcast { .. } => {
-            symbolic::execute(plans, goal, elements, &order, &sorted)?;
-        }
+        _ => symbolic::execute(plans, goal, elements, &layouts, &order, &sorted)?,
     }
     Ok(Stats { ranks: plans.iter().map(traffic).collect() })
 }
@@ -252,7 +224,7 @@ pub(super) fn step_accesses(action: &Action) -> (Option<Span>, Option<Span>) {
     }
 }
 
-fn well_formed(plans: &[RankPlan], rank: usize, index: usize, goal: Goal, elements: usize) -> Result<(), String> {
+fn well_formed(plans: &[RankPlan], rank: usize, index: usize, layout: &Layout) -> Result<(), String> {
     let step = &plans[rank].steps[index];
     if let Some(&dep) = step.after.iter().find(|&&dep| dep as usize >= index) {
         return Err(format!("waits for step {dep}, which is not an earlier one"));
@@ -264,14 +236,14 @@ fn well_formed(plans: &[RankPlan], rank: usize, index: usize, goal: Goal, elemen
     }
     let (read, written) = step_accesses(&step.action);
     for span in [read, written].into_iter().flatten() {
-        if span.start.checked_add(span.len).is_none_or(|end| end > elements) {
-            let Span { buffer, start, len } = span;
+        let Span { buffer, start, len } = span;
+        let elements = layout.len(buffer);
+        if start.checked_add(len).is_none_or(|end| end > elements) {
             return Err(format!("{len} {buffer:?} elements from {start} of a buffer of {elements}"));
         }
     }
     if let Some(dst) = written
-        && dst.buffer == Buffer::Input
-        && !goal.in_place()
+        && !layout.is_writable(dst)
     {
         return Err("writes to the caller's input".to_owned());
     }
@@ -279,10 +251,10 @@ fn well_formed(plans: &[RankPlan], rank: usize, index: usize, goal: Goal, elemen
         if src.len != dst.len {
             return Err(format!("{} elements into {}", src.len, dst.len));
         }
-        let same_memory = src.buffer == dst.buffer || goal.in_place();
-        let overlaps = src.start < dst.end() && dst.start < src.end();
-        let reduces_there = matches!(step.action, Action::RecvReduce { .. }) && src.start == dst.start;
-        if same_memory && overlaps && !reduces_there {
+        let ((from, from_start), (to, to_start)) = (layout.place(src), layout.place(dst));
+        let overlaps = from == to && from_start < to_start + dst.len && to_start < from_start + src.len;
+        let reduces_there = matches!(step.action, Action::RecvReduce { .. }) && from_start == to_start;
+        if overlaps && !reduces_there {
             return Err("source and destination overlap".to_owned());
         }
     }

@@ -10,7 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::check::{PlanError, step_accesses};
-use super::plan::{Action, Buffer, Class, RankPlan, Span};
+use super::layout::{Layout, Memory};
+use super::plan::{Action, Class, RankPlan, Span};
 
 /// Sending rank, receiving rank, class.
 type Stream = (usize, usize, Class);
@@ -208,24 +209,27 @@ impl Marks {
 pub(super) fn access_conflict(
     plans: &[RankPlan],
     rank: usize,
-    in_place: bool,
+    layout: &Layout,
     order: &Order,
     sorted: &[Event],
 ) -> Result<(), PlanError> {
     struct Access {
         step: usize,
         span: Span,
+        /// Memory, and first element there.
+        place: (Memory, usize),
         writes: bool,
     }
     let steps = &plans[rank].steps;
     let mut accesses: Vec<Access> = Vec::with_capacity(2 * steps.len());
     for (step, s) in steps.iter().enumerate() {
         let (read, written) = step_accesses(&s.action);
-        accesses.extend(read.map(|span| Access { step, span, writes: false }));
-        accesses.extend(written.map(|span| Access { step, span, writes: true }));
+        let access = |writes| move |span: Span| Access { step, span, place: layout.place(span), writes };
+        accesses.extend(read.map(access(false)));
+        accesses.extend(written.map(access(true)));
     }
     accesses.retain(|a| a.span.len > 0);
-    accesses.sort_by_key(|a| a.span.start);
+    accesses.sort_by_key(|a| a.place);
     let number = |step: usize| order.number(rank, step);
     let done = order.marks_before(sorted, steps.len(), |event| {
         let (at, step) = order.place(event / 2);
@@ -233,23 +237,19 @@ pub(super) fn access_conflict(
     });
     let ordered = |a: usize, b: usize| done.contains(posted(number(b)), a);
     for (i, a) in accesses.iter().enumerate() {
-        for b in accesses[i + 1..].iter().take_while(|b| b.span.start < a.span.end()) {
-            let same_memory = in_place || a.span.buffer == b.span.buffer;
-            if a.step == b.step
-                || !same_memory
-                || !(a.writes || b.writes)
-                || ordered(a.step, b.step)
-                || ordered(b.step, a.step)
-            {
+        let end = a.place.1 + a.span.len;
+        for b in accesses[i + 1..].iter().take_while(|b| b.place < (a.place.0, end)) {
+            if a.step == b.step || !(a.writes || b.writes) || ordered(a.step, b.step) || ordered(b.step, a.step) {
                 continue;
             }
+            let common = (end - b.place.1).min(b.span.len);
             return Err(PlanError::Hazard {
                 rank,
                 first: a.step.min(b.step),
                 second: a.step.max(b.step),
-                buffer: if in_place { Buffer::Output } else { a.span.buffer },
+                buffer: b.span.buffer,
                 start: b.span.start,
-                end: a.span.end().min(b.span.end()),
+                end: b.span.start + common,
             });
         }
     }

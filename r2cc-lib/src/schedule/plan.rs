@@ -1,4 +1,4 @@
-//! The plan of one rank: an ordered list of steps over the caller's two buffers.
+//! The plan of one rank: an ordered list of steps over the caller's two buffers and a scratch buffer.
 //!
 //! Owns the meaning of a plan, which builders, checker, executor and cost model share:
 //! - a directed link (a to b) has one stream of messages for each [`Class`]; in each stream the k-th
@@ -13,13 +13,15 @@
 //!
 //! Never executes anything. `check` proves that a set of plans keeps these rules.
 
-/// One of the two buffers of a collective. In place they are the same memory.
+/// One of the buffers of a collective. In place, input and output lie in the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
     /// The caller's contribution; never written, unless the collective is in place.
     Input,
     /// The caller's result.
     Output,
+    /// Room for partial results, of the executor's.
+    Scratch,
 }
 
 /// A range of elements of one buffer.
@@ -114,6 +116,8 @@ pub struct Step {
 pub struct RankPlan {
     /// The steps; a plan without steps is complete at once.
     pub steps: Vec<Step>,
+    /// Length of the scratch buffer.
+    pub scratch_elements: usize,
 }
 
 impl RankPlan {

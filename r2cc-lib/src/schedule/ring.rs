@@ -16,7 +16,7 @@ const SLICE_BYTES_MAX: usize = 4 << 20;
 /// Slices a segment of the AllReduce ring: while one slice is reduced the next is on the wire.
 pub(super) const SLICES_A_SEGMENT: usize = 8;
 /// Slices of a broadcast: the chain needs (slices + P - 2) / slices of the time of one hop.
-const SLICES_A_BROADCAST: usize = 32;
+pub(super) const SLICES_A_BROADCAST: usize = 32;
 
 /// Plan of `rank` for a ring AllReduce of `elements` elements of `element_bytes` bytes each.
 ///

@@ -7,11 +7,13 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::check::{Goal, PlanError};
+use super::check::PlanError;
+use super::layout::{Goal, Layout, Memory as Place};
 use super::order::Order;
-use super::plan::{Action, Buffer, RankPlan, Span};
+use super::plan::{Action, RankPlan, Span};
 
-/// What one element holds: element (index - shift) of each rank listed, once an entry.
+/// What one element holds: element (index - shift) of each rank's input listed, once an entry. Indices are those of
+/// the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Holding {
     /// (rank, shift), sorted; a rank appears as often as it contributes.
@@ -102,10 +104,11 @@ pub(super) fn execute(
     plans: &[RankPlan],
     goal: Goal,
     elements: usize,
+    layouts: &[Layout],
     order: &Order,
     sorted: &[u32],
 ) -> Result<(), PlanError> {
-    let mut world = World::new(plans, goal, elements);
+    let mut world = World::new(goal, elements, layouts);
     // What each send has put on the wire, until its receive takes it.
     let mut wire: BTreeMap<u32, (usize, Vec<Piece>)> = BTreeMap::new();
     for &event in sorted {
@@ -114,13 +117,13 @@ pub(super) fn execute(
         let at = At { rank, step };
         match (plans[rank].steps[step].action, is_complete) {
             (Action::Send { src, .. }, false) => {
-                wire.insert(number, (src.start, world.read(at, src)?));
+                wire.insert(number, (world.start(rank, src), world.read(at, src)?));
             }
             (Action::Recv { dst, .. } | Action::RecvReduce { dst, .. }, true) => {
                 let message = order.partner(number).and_then(|send| wire.remove(&send));
                 // The order puts the send's posting before this, and matching is one to one.
                 let (from, pieces) = message.expect("a complete receive has its message");
-                let incoming = shifted(&pieces, from, dst.start);
+                let incoming = shifted(&pieces, from, world.start(rank, dst));
                 let reduction = match plans[rank].steps[step].action {
                     Action::RecvReduce { operand, finish, .. } => Some((operand, finish)),
                     _ => None,
@@ -128,11 +131,11 @@ pub(super) fn execute(
                 world.receive(at, dst, incoming, reduction)?;
             }
             (Action::Copy { src, dst, finish }, true) => {
-                let mut pieces = shifted(&world.read(at, src)?, src.start, dst.start);
+                let mut pieces = shifted(&world.read(at, src)?, world.start(rank, src), world.start(rank, dst));
                 if finish {
                     world.finish(at, &mut pieces)?;
                 }
-                world.memory(rank, dst.buffer).write(dst.start, dst.end(), pieces);
+                world.write(rank, dst, pieces);
             }
             _ => {}
         }
@@ -146,38 +149,50 @@ struct At {
     step: usize,
 }
 
-struct World {
+struct World<'a> {
     goal: Goal,
-    ranks: usize,
     elements: usize,
-    /// Input and output of each rank; in place only the output is used.
-    memory: Vec<[Memory; 2]>,
+    layouts: &'a [Layout],
+    /// Memories of each rank, by [`Place`].
+    memory: Vec<[Memory; 3]>,
 }
 
-impl World {
-    fn new(plans: &[RankPlan], goal: Goal, elements: usize) -> World {
-        let mut world =
-            World { goal, ranks: plans.len(), elements, memory: plans.iter().map(|_| Default::default()).collect() };
-        for rank in 0..plans.len() {
-            let holds = Rc::new(Holding { terms: vec![(rank, 0)], finished: false });
-            let whole = Piece { start: 0, end: elements, holds };
-            world.memory(rank, Buffer::Input).write(0, elements, vec![whole]);
+impl<'a> World<'a> {
+    fn new(goal: Goal, elements: usize, layouts: &'a [Layout]) -> Self {
+        let memory = layouts.iter().map(|_| Default::default()).collect();
+        let mut world = World { goal, elements, layouts, memory };
+        for (rank, layout) in layouts.iter().enumerate() {
+            let (start, end) = (layout.input.start, layout.input.end);
+            let holds = Rc::new(Holding { terms: vec![(rank, start as i64)], finished: false });
+            let place = if layout.shared { Place::Output } else { Place::Input };
+            world.memory[rank][place as usize].write(start, end, vec![Piece { start, end, holds }]);
         }
         world
     }
 
-    fn memory(&mut self, rank: usize, buffer: Buffer) -> &mut Memory {
-        let output = self.goal.in_place() || buffer == Buffer::Output;
-        &mut self.memory[rank][usize::from(output)]
+    fn ranks(&self) -> usize {
+        self.layouts.len()
+    }
+
+    /// First element of a span in its memory.
+    fn start(&self, rank: usize, span: Span) -> usize {
+        self.layouts[rank].place(span).1
+    }
+
+    fn write(&mut self, rank: usize, span: Span, pieces: Vec<Piece>) {
+        let (place, start) = self.layouts[rank].place(span);
+        self.memory[rank][place as usize].write(start, start + span.len, pieces);
     }
 
     fn read(&mut self, at: At, span: Span) -> Result<Vec<Piece>, PlanError> {
-        self.memory(at.rank, span.buffer).read(span.start, span.end()).map_err(|(start, end)| PlanError::ReadsNothing {
+        let (place, start) = self.layouts[at.rank].place(span);
+        let pieces = self.memory[at.rank][place as usize].read(start, start + span.len);
+        pieces.map_err(|(from, to)| PlanError::ReadsNothing {
             rank: at.rank,
             step: at.step,
             buffer: span.buffer,
-            start,
-            end,
+            start: from - start + span.start,
+            end: to - start + span.start,
         })
     }
 
@@ -191,12 +206,13 @@ impl World {
         let mut result = incoming;
         if let Some((operand, finish)) = reduction {
             let operand_pieces = self.read(at, operand)?;
-            result = self.combine(at, &shifted(&operand_pieces, operand.start, dst.start), &result)?;
+            let (from, to) = (self.start(at.rank, operand), self.start(at.rank, dst));
+            result = self.combine(at, &shifted(&operand_pieces, from, to), &result)?;
             if finish {
                 self.finish(at, &mut result)?;
             }
         }
-        self.memory(at.rank, dst.buffer).write(dst.start, dst.end(), result);
+        self.write(at.rank, dst, result);
         Ok(())
     }
 
@@ -225,7 +241,7 @@ impl World {
                 return Err(finish_error(at, start, end, "finished twice"));
             }
             let ranks = piece.holds.terms.iter().map(|(rank, _)| *rank);
-            if !ranks.eq(0..self.ranks) {
+            if !ranks.eq(0..self.ranks()) {
                 let reason = "finished before every rank's contribution is in, once";
                 return Err(finish_error(at, start, end, reason));
             }
@@ -235,25 +251,32 @@ impl World {
     }
 
     fn compare(&self) -> Result<(), PlanError> {
-        let wanted: Vec<(usize, i64)> = match self.goal {
-            Goal::Broadcast { root, .. } => vec![(root, 0)],
-            Goal::AllReduce { .. } | Goal::Barrier => (0..self.ranks).map(|r| (r, 0)).collect(),
-        };
         // Dividing by one rank is nothing, so a world of one may leave it out.
-        let must_finish = matches!(self.goal, Goal::AllReduce { .. }) && self.ranks > 1;
-        let may_finish = matches!(self.goal, Goal::AllReduce { .. });
-        for (rank, [_, output]) in self.memory.iter().enumerate() {
-            let wrong = |start, end, found: String| PlanError::WrongResult { rank, start, end, found };
-            let pieces = output
-                .read(0, self.elements)
-                .map_err(|(start, end)| wrong(start, end, "nothing was written".to_owned()))?;
-            for Piece { start, end, holds } in pieces {
-                if holds.terms != wanted {
-                    return Err(wrong(start, end, described(&holds.terms)));
-                }
-                if (must_finish && !holds.finished) || (!may_finish && holds.finished) {
-                    let found = if holds.finished { "finished" } else { "not finished" };
-                    return Err(wrong(start, end, found.to_owned()));
+        let must_finish = self.goal.reduces() && self.ranks() > 1;
+        let may_finish = self.goal.reduces();
+        for (rank, (memory, layout)) in self.memory.iter().zip(self.layouts).enumerate() {
+            let base = layout.output.start;
+            let wrong = |start, end, found: String| PlanError::WrongResult {
+                rank,
+                start: start - base,
+                end: end - base,
+                found,
+            };
+            for (range, terms) in self.goal.wanted(rank, self.ranks(), self.elements) {
+                let (start, end) = (base + range.start, base + range.end);
+                let pieces = memory[Place::Output as usize]
+                    .read(start, end)
+                    .map_err(|(start, end)| wrong(start, end, "nothing was written".to_owned()))?;
+                let wanted: Vec<(usize, i64)> =
+                    terms.iter().map(|&(rank, element)| (rank, start as i64 - element as i64)).collect();
+                for Piece { start, end, holds } in pieces {
+                    if holds.terms != wanted {
+                        return Err(wrong(start, end, described(&holds.terms, &wanted)));
+                    }
+                    if (must_finish && !holds.finished) || (!may_finish && holds.finished) {
+                        let found = if holds.finished { "finished" } else { "not finished" };
+                        return Err(wrong(start, end, found.to_owned()));
+                    }
                 }
             }
         }
@@ -261,12 +284,15 @@ impl World {
     }
 }
 
-fn described(terms: &[(usize, i64)]) -> String {
+/// The contributions held, by how far each is from where it belongs.
+fn described(terms: &[(usize, i64)], wanted: &[(usize, i64)]) -> String {
+    let right = |rank: usize| wanted.iter().find(|(r, _)| *r == rank).map(|(_, shift)| *shift);
     let terms: Vec<String> = terms
         .iter()
-        .map(|(rank, shift)| match shift {
-            0 => format!("rank {rank}"),
-            _ => format!("rank {rank} moved by {shift}"),
+        .map(|&(rank, shift)| match right(rank) {
+            Some(right) if right == shift => format!("rank {rank}"),
+            Some(right) => format!("rank {rank} moved by {}", shift - right),
+            None => format!("rank {rank}, which does not belong there"),
         })
         .collect();
     format!("hold the contributions of {}", terms.join(", "))
