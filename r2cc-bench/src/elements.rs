@@ -7,6 +7,8 @@
 //! is no power of two has a tolerance ([`check`]). Never trusts the library under test: nothing
 //! here calls it. Start at [`fill`]; the values are in `pattern`.
 
+use std::ops::Range;
+
 use half::bf16;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -129,6 +131,15 @@ pub fn fill(
     Ok(())
 }
 
+/// Whose inputs an output element must hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// The reduction of all ranks' inputs.
+    Reduced,
+    /// The input of one rank, to the bit.
+    Input(usize),
+}
+
 /// Checks every element of a result against the reduction of all ranks' inputs of an iteration,
 /// reporting at most `max_reported` wrong ones in detail.
 ///
@@ -145,32 +156,92 @@ pub fn check(
     iteration: u64,
     max_reported: usize,
 ) -> Result<ElementCheck, ElementsError> {
+    check_part(buf, dtype, op, world, iteration, Expected::Reduced, 0, max_reported)
+}
+
+/// [`check`] of a part of a result: what must be there begins with element `first` of the inputs of an iteration.
+/// Wrong elements are numbered from the start of `buf`.
+#[expect(clippy::too_many_arguments, reason = "the coordinates of an element")]
+pub fn check_part(
+    buf: &[u8],
+    dtype: DType,
+    op: ReduceOp,
+    world: usize,
+    iteration: u64,
+    expected: Expected,
+    first: usize,
+    max_reported: usize,
+) -> Result<ElementCheck, ElementsError> {
+    if let Expected::Input(rank) = expected
+        && rank >= world
+    {
+        return Err(ElementsError::NoSuchRank { rank, world });
+    }
     let pattern = Pattern::new(dtype, op, world, iteration)?;
     usable(buf, dtype)?;
+    let size = dtype.size_bytes();
     let mut found = ElementCheck::default();
     let mut want32 = [0u32; BLOCK];
     let mut want64 = [0u64; BLOCK];
     let mut widened = [0u32; BLOCK];
-    for (block, bytes) in buf.chunks(BLOCK * dtype.size_bytes()).enumerate() {
-        let len = bytes.len() / dtype.size_bytes();
+    let mut rest = buf;
+    while !rest.is_empty() {
+        let begin = found.checked as usize;
+        let (block, skip) = ((first + begin) / BLOCK, (first + begin) % BLOCK);
+        let len = (BLOCK - skip).min(rest.len() / size);
+        let bytes;
+        (bytes, rest) = rest.split_at(len * size);
         found.checked += len as u64;
-        if dtype.size_bytes() == 8 {
-            let want = &mut want64[..len];
-            pattern.result64(block as u64, want);
-            let got: &[u64] = bytemuck::cast_slice(bytes);
-            report(&mut found, max_reported, block, pattern.wrong64(got, want), |lane| {
-                pattern.is_wrong64(got[lane], want[lane]).then(|| (text64(dtype, want[lane]), text64(dtype, got[lane])))
+        if size == 8 {
+            let want = &mut want64[..skip + len];
+            match expected {
+                Expected::Reduced => pattern.result64(block as u64, want),
+                Expected::Input(rank) => pattern.input64(rank, block as u64, want),
+            }
+            let (want, got): (&[u64], &[u64]) = (&want[skip..], bytemuck::cast_slice(bytes));
+            let (is_wrong, wrong) = match expected {
+                Expected::Reduced => {
+                    (Pattern::is_wrong64 as fn(&Pattern, u64, u64) -> bool, pattern.wrong64(got, want))
+                }
+                Expected::Input(_) => (differ64 as fn(&Pattern, u64, u64) -> bool, differing(got, want)),
+            };
+            report(&mut found, max_reported, begin..begin + len, wrong, |lane| {
+                let (g, w) = (got[lane], want[lane]);
+                is_wrong(&pattern, g, w).then(|| (text64(dtype, w), text64(dtype, g)))
             });
         } else {
-            let want = &mut want32[..len];
-            pattern.result32(block as u64, want);
+            let want = &mut want32[..skip + len];
+            match expected {
+                Expected::Reduced => pattern.result32(block as u64, want),
+                Expected::Input(rank) => pattern.input32(rank, block as u64, want),
+            }
+            let want: &[u32] = &want[skip..];
             let got = widen(dtype, bytes, &mut widened[..len]);
-            report(&mut found, max_reported, block, pattern.wrong32(got, want), |lane| {
-                pattern.is_wrong32(got[lane], want[lane]).then(|| (text32(dtype, want[lane]), text32(dtype, got[lane])))
+            let (is_wrong, wrong) = match expected {
+                Expected::Reduced => {
+                    (Pattern::is_wrong32 as fn(&Pattern, u32, u32) -> bool, pattern.wrong32(got, want))
+                }
+                Expected::Input(_) => (differ32 as fn(&Pattern, u32, u32) -> bool, differing(got, want)),
+            };
+            report(&mut found, max_reported, begin..begin + len, wrong, |lane| {
+                let (g, w) = (got[lane], want[lane]);
+                is_wrong(&pattern, g, w).then(|| (text32(dtype, w), text32(dtype, g)))
             });
         }
     }
     Ok(found)
+}
+
+fn differ32(_: &Pattern, got: u32, want: u32) -> bool {
+    got != want
+}
+
+fn differ64(_: &Pattern, got: u64, want: u64) -> bool {
+    got != want
+}
+
+fn differing<T: PartialEq>(got: &[T], want: &[T]) -> u64 {
+    got.iter().zip(want).map(|(g, w)| u64::from(g != w)).sum()
 }
 
 /// What a kernel needs to make and to check the same values as [`fill`] and [`check`].
@@ -210,11 +281,11 @@ pub fn wrong_at(
     Ok(WrongElement { index, expected: text32(dtype, want[index % BLOCK]), actual: text32(dtype, found) })
 }
 
-/// Adds a block's wrong elements; looks for them one by one only where there are some to report.
+/// Adds the wrong elements of a range; looks for them one by one only where there are some to report.
 fn report(
     found: &mut ElementCheck,
     max_reported: usize,
-    block: usize,
+    range: Range<usize>,
     wrong: u64,
     texts: impl Fn(usize) -> Option<(String, String)>,
 ) {
@@ -223,8 +294,8 @@ fn report(
     if wrong == 0 || room == 0 {
         return;
     }
-    let details = (0..BLOCK.min(found.checked as usize - block * BLOCK)).filter_map(|lane| {
-        texts(lane).map(|(expected, actual)| WrongElement { index: block * BLOCK + lane, expected, actual })
+    let details = range.clone().filter_map(|index| {
+        texts(index - range.start).map(|(expected, actual)| WrongElement { index, expected, actual })
     });
     found.reported.extend(details.take(room));
 }

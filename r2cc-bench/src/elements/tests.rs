@@ -246,3 +246,32 @@ proptest! {
         prop_assert_ne!(&found.reported[0].expected, &found.reported[0].actual);
     }
 }
+
+#[test]
+fn a_part_is_checked_where_it_belongs_and_nowhere_else() {
+    every_case(&[3], |dtype, op, world| {
+        let (whole, own) = (reduced(dtype, op, &[0, 1, 2], world, LEN), input(dtype, op, 1, world, 3, LEN));
+        let size = dtype.size_bytes();
+        let part = |buf: &Aligned, expected, first: usize, at: usize| {
+            let bytes = &buf.bytes()[at * size..(at + 1500) * size];
+            let found = check_part(bytes, dtype, op, world, 3, expected, first, 1).unwrap();
+            assert_eq!(found.checked, 1500);
+            found.wrong
+        };
+        for first in [0, 1024, 1700] {
+            assert_eq!(part(&whole, Expected::Reduced, first, first), 0, "{dtype} {op}");
+            assert_eq!(part(&own, Expected::Input(1), first, first), 0, "{dtype} {op}");
+            assert!(part(&own, Expected::Input(1), first + 1, first) > 100, "{dtype} {op}: moved by one");
+            assert!(part(&own, Expected::Input(2), first, first) > 100, "{dtype} {op}: another rank's");
+        }
+    });
+}
+
+#[test]
+fn a_wrong_element_of_a_part_is_numbered_from_its_start() {
+    let mut buf = input(DType::F32, ReduceOp::Sum, 0, 2, 3, LEN);
+    buf.bytes_mut()[1500 * 4 + 3] ^= 0x40;
+    let part = &buf.bytes()[1000 * 4..];
+    let found = check_part(part, DType::F32, ReduceOp::Sum, 2, 3, Expected::Input(0), 1000, 3).unwrap();
+    assert_eq!((found.wrong, found.first_wrong().map(|w| w.index)), (1, Some(500)));
+}
