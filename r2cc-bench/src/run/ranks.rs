@@ -34,10 +34,18 @@ struct Line {
 pub(super) struct RankStory {
     pub(super) repairs: Vec<RepairRecord>,
     pub(super) transitions: Vec<Event>,
+    /// See [`longest_held`].
     pub(super) view: Vec<FaultViewEntry>,
     pub(super) readmissions: u32,
     /// The AllReduce from which the first new schedule held, counted from the first of the baseline.
     pub(super) switch: Option<u64>,
+}
+
+/// The trouble that a rank saw for the longest time: a fault is told path by path, and so is its end.
+fn longest_held(views: Vec<(u64, Vec<FaultViewEntry>)>, end_ns: u64) -> Vec<FaultViewEntry> {
+    let ends: Vec<u64> = views.iter().skip(1).map(|(at, _)| *at).chain([end_ns]).collect();
+    let held = views.into_iter().zip(ends).filter(|((_, view), _)| !view.is_empty());
+    held.max_by_key(|((at, _), end)| end.saturating_sub(*at)).map_or_else(Vec::new, |((_, view), _)| view)
 }
 
 /// Reads a rank's event file.
@@ -48,13 +56,13 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
     let mut resumed: BTreeMap<(u32, String), u64> = BTreeMap::new();
     let mut noticed_at: BTreeMap<(u32, String), u64> = BTreeMap::new();
+    let mut views: Vec<(u64, Vec<FaultViewEntry>)> = Vec::new();
+    let mut end_ns = 0;
     for (number, line) in text.lines().enumerate() {
         let line: Line = serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
+        end_ns = line.at_ns;
         if let Some(view) = &line.view {
-            let view: Vec<FaultViewEntry> = view.iter().map(entry).collect();
-            if view.len() >= story.view.len() && !view.is_empty() {
-                story.view = view;
-            }
+            views.push((line.at_ns, view.iter().map(entry).collect()));
             continue;
         }
         if let ("switch", Some(collective), Some(schedule)) = (line.event.as_str(), line.collective, &line.schedule) {
@@ -104,6 +112,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             _ => {}
         }
     }
+    story.view = longest_held(views, end_ns);
     story.readmissions = readmitted.into_values().max().unwrap_or(0);
     Ok(story)
 }
@@ -124,5 +133,20 @@ fn entry(entry: &ViewEntry) -> FaultViewEntry {
             let state = format!("{state} at {}", candidates.join(" or "));
             FaultViewEntry { node: None, nic: None, rail, state, cause }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_that_was_on_its_way_to_another_does_not_count() {
+        let named = |rail: &str| vec![FaultViewEntry { rail: Some(rail.into()), ..FaultViewEntry::default() }];
+        let views =
+            vec![(10, named("rail-2")), (17, [named("rail-1"), named("rail-2")].concat()), (20, named("rail-3"))];
+        assert_eq!(longest_held(views.clone(), 100), named("rail-3"));
+        assert_eq!(longest_held([views, vec![(22, Vec::new())]].concat(), 100), named("rail-2"));
+        assert_eq!(longest_held(Vec::new(), 100), Vec::new());
     }
 }

@@ -12,7 +12,7 @@ const SAMPLE_TIME: Time = Time::from_millis(20);
 /// Readings of the kernel's measurement that are kept, and the fewest that count.
 const READINGS: usize = 15;
 const READINGS_LEAST: usize = 3;
-/// The window grows to at most sixteen times, for a peer whose process is late by as many window times.
+/// The window grows to at most sixteen times, and never beyond what the tuning allows a late peer to owe.
 const SLACK_MAX: u32 = 4;
 /// Samples without a reason to grow before it halves again.
 const CALM_SAMPLES: u32 = 8;
@@ -36,10 +36,13 @@ pub struct RateEstimate {
     started: Option<Time>,
     bytes: u64,
     readings: std::collections::VecDeque<u64>,
+    last_shown: Option<DeliveryRate>,
     kernel_bytes_s: Option<u64>,
     acked_at: Option<Time>,
     /// The window held a chunk back since the sample began: a low sample is then the path's doing.
     held: bool,
+    /// The kernel had nothing outstanding at some moment of the sample: a low one is not the path's doing.
+    drained: bool,
     /// The window is doubled this many times.
     slack: u32,
     calm_samples: u32,
@@ -53,9 +56,11 @@ impl Default for RateEstimate {
             started: None,
             bytes: 0,
             readings: std::collections::VecDeque::with_capacity(READINGS),
+            last_shown: None,
             kernel_bytes_s: None,
             acked_at: None,
             held: false,
+            drained: false,
             slack: 0,
             calm_samples: 0,
         }
@@ -66,10 +71,15 @@ impl RateEstimate {
     /// The kernel measured this rate while bytes were outstanding. A low one counts only where the path was the
     /// limit: a path that is kept short for looking slow could not show otherwise that it is not.
     pub fn handle_reading(&mut self, rate: DeliveryRate) {
-        let bytes_s = rate.bytes_s;
-        if rate.limited_by_sender && self.kernel_bytes_s.is_none_or(|known| bytes_s <= known) {
+        // It shows a measurement until there is a better one.
+        let known = self.last_shown.replace(rate) == Some(rate);
+        if known || (rate.limited_by_sender && self.kernel_bytes_s.is_none_or(|known| rate.bytes_s <= known)) {
             return;
         }
+        self.take_reading(rate.bytes_s);
+    }
+
+    fn take_reading(&mut self, bytes_s: u64) {
         if self.readings.len() == READINGS {
             self.readings.pop_front();
         }
@@ -85,8 +95,17 @@ impl RateEstimate {
     /// passed where the acknowledgement of the last bytes is what let these go.
     pub fn handle_busy(&mut self, now: Time) {
         if self.acked_at != Some(now) {
-            (self.started, self.bytes, self.held) = (Some(now), 0, false);
+            self.begin_sample(now);
         }
+    }
+
+    fn begin_sample(&mut self, now: Time) {
+        (self.started, self.bytes, self.held, self.drained) = (Some(now), 0, false, false);
+    }
+
+    /// The kernel has nothing outstanding.
+    pub fn handle_drained(&mut self) {
+        self.drained = true;
     }
 
     /// The window holds a chunk back.
@@ -116,7 +135,12 @@ impl RateEstimate {
             self.samples[self.next] = bytes_s;
             self.next = (self.next + 1) % SAMPLES;
         }
-        (self.started, self.bytes, self.held) = (Some(now), 0, false);
+        // While the window holds bytes back, the kernel shows only what is faster than before, such as a burst that
+        // a shaper let through. What the path really did counts beside that.
+        if self.kernel_bytes_s.is_some() && self.held && !self.drained {
+            self.take_reading(bytes_s);
+        }
+        self.begin_sample(now);
         self.calm_samples += 1;
         if self.calm_samples >= CALM_SAMPLES {
             (self.slack, self.calm_samples) = (self.slack.saturating_sub(1), 0);
@@ -147,7 +171,8 @@ impl RateEstimate {
     pub fn window_bytes(&self, tuning: &Tuning) -> u64 {
         let outstanding = self.outstanding_bytes(tuning);
         let late = if self.kernel_bytes_s.is_some() { outstanding * 2 } else { outstanding };
-        (late << self.slack).min(tuning.window_late).max(outstanding).min(tuning.window_bytes.1)
+        let most = self.bytes_in(tuning.window_late_time).map_or(tuning.window_late, |b| b.min(tuning.window_late));
+        (late << self.slack).min(most).max(outstanding).min(tuning.window_bytes.1)
     }
 
     /// Size of the next chunk of a message of `message_bytes` while `live_paths` share it.
@@ -199,7 +224,7 @@ mod tests {
     fn the_kernels_median_counts_and_leaves_room_for_a_late_peer() {
         let tuning = Tuning::default();
         let mut rate = at(2_000_000);
-        for bytes_s in [900_000_000, 25_000_000, 25_000_000, 24_000_000, 25_100_000] {
+        for bytes_s in [900_000_000, 24_900_000, 25_000_000, 24_000_000, 25_100_000] {
             rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender: false });
         }
         assert_eq!(rate.bytes_s(), Some(25_000_000));
@@ -253,14 +278,41 @@ mod tests {
     #[test]
     fn a_path_kept_short_can_show_that_it_is_faster() {
         let mut rate = RateEstimate::default();
-        let read = |rate: &mut RateEstimate, bytes_s, limited_by_sender| {
-            (0..READINGS).for_each(|_| rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender }));
-        };
         read(&mut rate, 5_000_000, false);
         read(&mut rate, 4_000_000, true);
         assert_eq!(rate.bytes_s(), Some(5_000_000), "it had little to send");
         read(&mut rate, 25_000_000, true);
         assert_eq!(rate.bytes_s(), Some(25_000_000));
+    }
+
+    /// Readings that differ a little, as real ones do.
+    fn read(rate: &mut RateEstimate, bytes_s: u64, limited_by_sender: bool) {
+        for i in 0..READINGS as u64 {
+            rate.handle_reading(DeliveryRate { bytes_s: bytes_s + i % 2, limited_by_sender });
+        }
+    }
+
+    #[test]
+    fn a_path_that_its_window_holds_back_is_as_slow_as_it_was_unless_it_ran_dry() {
+        for drained in [true, false] {
+            let mut rate = RateEstimate::default();
+            read(&mut rate, 25_000_000, false);
+            let mut now = SAMPLE_TIME;
+            rate.handle_busy(now);
+            for i in 0..READINGS as u32 {
+                rate.handle_held();
+                if drained {
+                    rate.handle_drained();
+                }
+                now += SAMPLE_TIME;
+                rate.handle_acked(now, 50_000);
+                // A burst now and then; the kernel shows it all the time.
+                let bytes_s = 100_000_000 + u64::from(i / 4);
+                rate.handle_reading(DeliveryRate { bytes_s, limited_by_sender: true });
+            }
+            let expected = if drained { 25_000_001 } else { 2_500_000 };
+            assert_eq!(rate.bytes_s(), Some(expected), "{rate:?}");
+        }
     }
 
     #[test]

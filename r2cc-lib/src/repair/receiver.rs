@@ -95,6 +95,14 @@ struct LaneEnd {
     noticed_at: Option<Time>,
 }
 
+/// A stall of a lane, told to the sender.
+#[derive(Debug)]
+struct Alarm {
+    lane: Lane,
+    at: Time,
+    stall: StallDetector,
+}
+
 /// Pings of one lane that wait for their answer; more are dropped.
 const PONGS_MAX: usize = 16;
 
@@ -106,6 +114,8 @@ pub struct Receiver {
     posted: VecDeque<Posted>,
     fenced: BTreeMap<PathId, Generation>,
     lanes: BTreeMap<Lane, LaneEnd>,
+    /// The last stall told of each path whose next lane has not shown yet whether it was one.
+    alarms: BTreeMap<PathId, Alarm>,
     actions: VecDeque<ReceiverAction>,
     last_tick: Option<Time>,
     /// The sender has been here.
@@ -127,6 +137,7 @@ impl Receiver {
             posted: VecDeque::new(),
             fenced: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            alarms: BTreeMap::new(),
             actions: VecDeque::new(),
             last_tick: None,
             joined: false,
@@ -346,12 +357,22 @@ impl Receiver {
     /// A reading of a lane's outgoing bytes. Silence is told to the sender, which decides.
     pub fn handle_progress(&mut self, now: Time, lane: Lane, reading: LaneProgress) {
         let Some(end) = self.lanes.get_mut(&lane) else { return };
+        // The path carries on with its next lane: what is slow on it is no stall.
+        if self.alarms.get(&lane.path).is_some_and(|alarm| alarm.lane != lane && end.stall.moves(reading))
+            && let Some(mut alarm) = self.alarms.remove(&lane.path)
+            && now.saturating_sub(alarm.at) < self.tuning.stall_ceiling * 2
+        {
+            alarm.stall.handle_new_lane(now);
+            alarm.stall.handle_false_alarm();
+            end.stall = alarm.stall;
+        }
         let stalled = end.stall.handle_progress(now, reading, &self.tuning);
         if !stalled {
             end.noticed_at = None;
         } else if end.noticed_at.is_none_or(|at| now.saturating_sub(at) >= self.tuning.stall_ceiling) {
             // Again and again: there may have been no other lane to tell it on.
             end.noticed_at = Some(now);
+            self.alarms.insert(lane.path, Alarm { lane, at: now, stall: end.stall.clone() });
             self.notify(Notice { path: lane.path, generation: lane.generation, cause: Cause::Stall });
         }
     }

@@ -418,8 +418,11 @@ impl Sender {
             return Ok(());
         }
         let stalled = path.stall.handle_progress(now, reading, &tuning);
-        if path.held && !reading.outstanding {
-            path.rate.handle_idle();
+        if !reading.outstanding {
+            path.rate.handle_drained();
+            if path.held {
+                path.rate.handle_idle();
+            }
         }
         // The peer's kernel has the probe: the path works, however busy the peer's process is.
         if path.awaiting.is_some() && path.ping_due.is_none() && !reading.outstanding {

@@ -23,12 +23,25 @@ pub struct StallDetector {
     small: bool,
     longest_gap: Time,
     false_alarms: u32,
+    /// Steps of progress with short gaps since the last false alarm was counted or forgotten.
+    calm_steps: u32,
 }
+
+/// Such steps after which a false alarm is forgotten.
+const CALM_STEPS: u32 = 20;
 
 impl StallDetector {
     /// A lane opened at `now`.
     pub fn new(now: Time) -> Self {
-        Self { acked: 0, moved_at: now, busy: false, small: false, longest_gap: Time::ZERO, false_alarms: 0 }
+        Self {
+            acked: 0,
+            moved_at: now,
+            busy: false,
+            small: false,
+            longest_gap: Time::ZERO,
+            false_alarms: 0,
+            calm_steps: 0,
+        }
     }
 
     /// Starts anew on the next lane of the path; what was learnt of its gaps stays.
@@ -38,7 +51,7 @@ impl StallDetector {
 
     /// The lane was suspected and its path turned out to be alive.
     pub fn handle_false_alarm(&mut self) {
-        self.false_alarms = (self.false_alarms + 1).min(4);
+        (self.false_alarms, self.calm_steps) = ((self.false_alarms + 1).min(4), 0);
     }
 
     /// The detector itself ran late: every deadline moves.
@@ -46,17 +59,25 @@ impl StallDetector {
         self.moved_at += late;
     }
 
+    /// Whether a reading shows progress since the last one.
+    pub fn moves(&self, reading: LaneProgress) -> bool {
+        reading.acked != self.acked
+    }
+
     /// Takes a reading; true if the lane has stalled.
     pub fn handle_progress(&mut self, now: Time, reading: LaneProgress, tuning: &Tuning) -> bool {
         // However late a tick came, the wait that is left is never more than a whole one.
         self.moved_at = self.moved_at.min(now);
-        if reading.acked != self.acked || !reading.outstanding || !self.busy {
+        if self.moves(reading) || !reading.outstanding || !self.busy {
             if self.busy && reading.outstanding {
                 let gap = now.saturating_sub(self.moved_at);
                 self.longest_gap = gap.max(self.longest_gap.mul_f64(0.99));
             }
-            if reading.acked != self.acked && self.false_alarms > 0 && self.longest_gap < tuning.stall_floor / 2 {
-                self.false_alarms -= 1;
+            if self.moves(reading) && self.longest_gap < tuning.stall_floor / 2 {
+                self.calm_steps += 1;
+                if self.calm_steps >= CALM_STEPS {
+                    (self.false_alarms, self.calm_steps) = (self.false_alarms.saturating_sub(1), 0);
+                }
             }
             (self.acked, self.moved_at, self.busy) = (reading.acked, now, reading.outstanding);
             self.small = reading.small;

@@ -30,6 +30,8 @@ pub struct Tuning {
     pub window_fast: Time,
     /// Most bytes that may be sent and not taken by a peer whose process is late, where the path asks for less.
     pub window_late: u64,
+    /// The same as time at the path's rate: what a message at its end may have to wait for on a slow path.
+    pub window_late_time: Time,
     /// Size of a chunk, as time at the path's measured rate.
     pub chunk_time: Time,
     /// Bounds of the chunk size, bytes.
@@ -81,6 +83,7 @@ impl Default for Tuning {
             window_plenty: 512 << 10,
             window_fast: Time::from_micros(250),
             window_late: 1 << 20,
+            window_late_time: ms(40),
             chunk_time: Time::from_micros(2500),
             chunk_bytes: (16 << 10, 512 << 10),
             chunk_align: 4 << 10,

@@ -169,7 +169,7 @@ pub struct LinkStatus {
 #[derive(Debug)]
 enum End {
     Send(Box<Sender>, Posted<Source>),
-    Recv(Receiver, Posted<Sink>),
+    Recv(Box<Receiver>, Posted<Sink>),
 }
 
 /// Memory of the messages that are not over yet, by number.
@@ -338,7 +338,7 @@ impl Links {
         if self.recv_from.contains_key(&peer) || self.incoming.contains_key(&name) {
             return Err(LinksError::Taken { side: Side::Recv, peer, name });
         }
-        let end = End::Recv(Receiver::new(Arc::clone(&self.tuning)), Posted::new());
+        let end = End::Recv(Box::new(Receiver::new(Arc::clone(&self.tuning))), Posted::new());
         let (pairs, lanes) = (BTreeMap::new(), BTreeMap::new());
         let at = self.place(Link { peer, name, key, pairs, end, lanes, left: false, dirty: true, yields: false });
         self.recv_from.insert(peer, at);

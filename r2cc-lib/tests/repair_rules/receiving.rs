@@ -1,7 +1,7 @@
 //! The receiving end: grants, fences, ledgers, notices.
 
 use r2cc::repair::{
-    Cause, Chunk, Frame, Generation, LaneProgress, Notice, PathId, Receiver, ReceiverAction, Time, Tuning,
+    Cause, Chunk, Frame, Generation, Lane, LaneProgress, Notice, PathId, Receiver, ReceiverAction, Time, Tuning,
 };
 
 use super::rig::{MS, ack, fence, lane, receiver};
@@ -61,6 +61,23 @@ fn a_stalled_lane_is_told_again_when_there_was_no_other_to_tell_it_on() {
     let told: Vec<_> = std::iter::from_fn(|| r.poll_frame(lane(1, 1))).collect();
     let notice = Notice { path: PathId(0), generation: Generation(1), cause: Cause::Stall };
     assert_eq!(told.iter().filter(|f| **f == Frame::Notice(notice)).count(), 1, "{told:?}");
+}
+
+#[test]
+fn a_path_that_carries_on_after_a_stall_was_told_is_given_twice_the_time() {
+    let busy = |acked| LaneProgress { acked, outstanding: true, small: false };
+    // The lane moves at 5 ms and is silent from then on; the answer is when its stall was told.
+    let told_after = |r: &mut Receiver, on: Lane, from: Time, acked| {
+        r.handle_progress(from, on, busy(acked));
+        (1..100).map(|i| MS * i).find(|wait| {
+            r.handle_progress(from + *wait, on, busy(acked));
+            std::iter::from_fn(|| r.poll_frame(lane(1, 1))).any(|f| matches!(f, Frame::Notice(_)))
+        })
+    };
+    let mut r = receiver(&[lane(0, 1), lane(1, 1), lane(0, 2)], 1);
+    assert_eq!(told_after(&mut r, lane(0, 1), MS * 5, 7), Some(MS * 20));
+    r.handle_frame(lane(1, 1), Frame::Fence { path: PathId(0), generation: Generation(1) }).unwrap();
+    assert_eq!(told_after(&mut r, lane(0, 2), MS * 40, 9), Some(MS * 40));
 }
 
 #[test]
