@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod elements;
 pub mod goodput;
 pub mod gpu;
+pub mod perf;
 pub mod report;
 pub mod run;
 pub mod simulate;

@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::ffi::CStr;
 use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
@@ -13,9 +12,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
-use support::{Held, Running, SOON, SmallSuite, bench, host, inside, program, run, wait_for, write_suite};
+use nix::mount::MsFlags;
+use support::{Held, Running, SOON, SmallSuite, bench, host, inside, program, run, wait_for, with_disk, write_suite};
 
 fn run_in(place: &Path, text: &str, more: &[&str]) -> support::Ended {
     let suite = write_suite(place, text);
@@ -52,7 +50,7 @@ fn a_suite_that_needs_more_than_this_build_is_refused_by_key() {
     let cases = [
         ("kind: emulated", "kind: ssh", "`cluster.kind: ssh`"),
         ("kind: emulated", "kind: soft-roce", "`cluster.kind: soft-roce`"),
-        ("kind: allreduce-loop", "kind: perf", "`workload.kind: perf`"),
+        ("kind: allreduce-loop", "kind: ddp", "`workload.kind: ddp`"),
         ("kind: allreduce-loop", "kind: ddp", "`workload.kind: ddp`"),
         ("mode: balance", "mode: none", "`library.mode: none`"),
         ("mode: balance", "mode: off", "`library.mode: off`"),
@@ -143,20 +141,6 @@ fn a_used_rendezvous_port_is_exit_4_and_named() {
     bench.end(SOON).expect_code(4).expect_words(&["rank 0 cannot listen on", ":29500", "hint: is another job"]);
     held.expect_gone(true);
     assert!(workers.iter().all(|worker| !worker.is_alive()));
-}
-
-/// Lets the command see a small disk of its own at `place`; nobody else does.
-fn with_disk<'a>(command: &'a mut Command, place: &Path, options: &'static CStr, flags: MsFlags) -> &'a mut Command {
-    let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
-    // SAFETY: between fork and exec only system calls are made, on strings that exist already.
-    unsafe {
-        command.pre_exec(move || {
-            unshare(CloneFlags::CLONE_NEWNS)?;
-            let (nothing, tmpfs): (Option<&CStr>, &CStr) = (None, c"tmpfs");
-            mount(nothing, c"/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
-            mount(Some(tmpfs), place.as_c_str(), Some(tmpfs), flags, Some(options)).map_err(io::Error::from)
-        })
-    }
 }
 
 #[test]

@@ -60,6 +60,27 @@ pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     results
 }
 
+/// Faults of a sweep come by time: that each did something, and is gone.
+pub(super) fn of_sweep(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
+    let mut results = Vec::new();
+    for (position, fault) in suite.faults.iter().enumerate() {
+        let suffix = if suite.faults.len() > 1 { format!(" {}", position + 1) } else { String::new() };
+        let checked = match record.faults.get(position) {
+            None => {
+                let result = CheckResult::new("fault_stopped", CheckClass::Cut, "packets");
+                vec![result.unknown("at least 1", "the run ended before this fault was armed")]
+            }
+            Some(fired) if fault.kind == Kind::LinkDown => vec![carrier(fired), healed(fired)],
+            Some(fired) => vec![stopped(fired), healed(fired)],
+        };
+        results.extend(checked.into_iter().map(|mut result| {
+            result.name.push_str(&suffix);
+            result
+        }));
+    }
+    results
+}
+
 /// That the fault fired while every rank was inside the asked iteration.
 fn cut_iteration(suite: &Suite, record: &RunRecord, fault: &Fault, fired: &FaultRecord) -> CheckResult {
     let result = CheckResult::new("cut_iteration", CheckClass::Cut, "");

@@ -12,6 +12,7 @@ pub mod record;
 mod rules;
 #[cfg(test)]
 pub(crate) mod sample;
+mod sweep_rules;
 #[cfg(test)]
 mod tests;
 mod timing_rules;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use fault_rules::place_faults;
 pub use record::RunRecord;
 
-use crate::suite::{Suite, Timing, effect};
+use crate::suite::{Suite, Timing, WorkloadKind, effect};
 
 /// What `actual` says when the run cannot tell; no unit belongs to it.
 pub(crate) const NOT_KNOWN: &str = "not known";
@@ -138,10 +139,15 @@ pub fn evaluate(suite: &Suite, record: &RunRecord, timing: Timing) -> Vec<CheckR
     if effect::hangs(suite) {
         return hang_rules::all(suite, record);
     }
-    let mut results = rules::elements(suite, record, suite.workload.iterations);
-    results.extend(fault_rules::all(suite, record));
-    results.extend(rules::counters(suite, record));
-    results.extend(timing_rules::all(suite, record));
+    let mut results = if suite.workload.kind == WorkloadKind::Perf {
+        sweep_rules::all(suite, record)
+    } else {
+        let mut results = rules::elements(suite, record, suite.workload.iterations);
+        results.extend(fault_rules::all(suite, record));
+        results.extend(rules::counters(suite, record));
+        results.extend(timing_rules::all(suite, record));
+        results
+    };
     if timing == Timing::Advisory {
         for result in &mut results {
             let unsettled = matches!(result.status, CheckStatus::Fail | CheckStatus::Inconclusive);

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::perf::{Collective, Row};
 use crate::suite::MANAGEMENT_NIC;
 
 /// Counters of NICs by node and NIC name.
@@ -43,6 +44,32 @@ pub struct RunRecord {
     /// What capturing the collective as a graph took, if it was captured.
     #[serde(default)]
     pub graph: Option<GraphRecord>,
+    /// Rows of a sweep, in the order in which they were measured.
+    #[serde(default)]
+    pub sweep: Vec<SweepRecord>,
+}
+
+/// When a row of a sweep was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Before the faults.
+    Healthy,
+    /// While the faults struck and were repaired.
+    Hit,
+    /// Under the faults.
+    Degraded,
+}
+
+/// One row of a sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SweepRecord {
+    /// What was measured.
+    pub collective: Collective,
+    /// When.
+    pub phase: Phase,
+    /// What came of it; every timed iteration was compared, element by element.
+    pub row: Row,
 }
 
 /// A collective that never ended: every rank is alive and inside it, and nothing moves any more.

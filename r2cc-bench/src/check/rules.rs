@@ -77,9 +77,13 @@ pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
             result.judged(share <= most.0, expected, format!("{:.3}%", share * 100.0))
         });
     }
-    results.extend(fault_view(suite, record));
-    results.extend(switch(suite, record));
+    results.extend(believed(suite, record));
     results
+}
+
+/// What the ranks believe, and did because of it.
+pub(super) fn believed(suite: &Suite, record: &RunRecord) -> impl Iterator<Item = CheckResult> {
+    fault_view(suite, record).into_iter().chain(switch(suite, record))
 }
 
 fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {

@@ -80,6 +80,7 @@ pub(crate) fn record_01() -> RunRecord {
         cause: "stall".into(),
     };
     RunRecord {
+        sweep: Vec::new(),
         bytes: 64 << 20,
         ranks_per_node: 2,
         baseline,

@@ -1,12 +1,15 @@
 //! The command line: arguments in, text and exit code out. Data goes to stdout, talk to stderr.
 //! [`run`] is the command that runs suites.
 
+mod perf;
 mod run;
 mod simulate;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use r2cc_bench::doctor::{self, Health};
@@ -32,6 +35,8 @@ const EXIT_CODES: &str = "Exit codes: 0 pass, 1 an expectation failed, 2 wrong e
 enum Command {
     /// Run suites and judge them.
     Run(RunArgs),
+    /// Measure one collective over a sweep of sizes, with nccl-tests' options and output.
+    Perf(perf::PerfArgs),
     /// Say what a suite would do; needs no rights.
     Plan {
         /// Suite files.
@@ -138,6 +143,7 @@ pub(crate) fn main() -> ExitCode {
 fn dispatch(command: Command) -> Code {
     match command {
         Command::Run(args) => run::run_suites(&args),
+        Command::Perf(args) => perf::perf(&args),
         Command::Plan { suites } => {
             with_suites(&suites, |_, suite| suite::plan(suite, suite.default_row()).trim_end().to_owned())
         }
@@ -154,6 +160,18 @@ fn dispatch(command: Command) -> Code {
         }
         Command::Worker { role } => work(role),
     }
+}
+
+/// What ends a command before its time: an exit code, and what the user is told.
+type Complaint = (Code, String);
+
+/// Has the signals that ask for an end set a flag, so that whatever was made is undone.
+fn watch_interrupts(interrupted: &Arc<AtomicBool>) -> Result<(), Complaint> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(interrupted))
+            .map_err(|error| (Code::Internal, format!("cannot handle signal {signal}: {error}")))?;
+    }
+    Ok(())
 }
 
 /// An error for the user.

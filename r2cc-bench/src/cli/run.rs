@@ -14,7 +14,7 @@ use r2cc_bench::run::{self, Cutter, GpuSettings, LEASE, Progress, Settings};
 use r2cc_bench::suite::{LibrarySpec, Mode, ScaleRow, Suite, Timing};
 use r2cc_bench::workload::support::unsupported;
 
-use super::{Format, complain, say};
+use super::{Complaint, Format, complain, say, watch_interrupts};
 
 #[derive(Args)]
 pub(super) struct RunArgs {
@@ -107,20 +107,15 @@ fn lease(text: &str) -> Result<Duration, String> {
     Ok(lease)
 }
 
-/// What ends the command before its time: an exit code, and what the user is told.
-type Complaint = (Code, String);
-
 pub(super) fn run_suites(args: &RunArgs) -> Code {
     let suites = match read(args) {
         Ok(suites) => suites,
         Err(code) => return code,
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        if let Err(error) = signal_hook::flag::register(signal, Arc::clone(&interrupted)) {
-            complain(format!("cannot handle signal {signal}: {error}"));
-            return Code::Internal;
-        }
+    if let Err((code, error)) = watch_interrupts(&interrupted) {
+        complain(error);
+        return code;
     }
     // A bench that was killed earlier leaves its state file, and the records of its changes; nothing else can be left.
     if let Err(error) = cluster::sweep() {
@@ -289,7 +284,7 @@ fn tell(args: &RunArgs, file: &Path, suite: &Suite, summary: &Summary, out: &Pat
         return say(serde_json::to_string_pretty(summary)?);
     }
     // A run that measured nothing has no table to show.
-    if !summary.baseline.millis.is_empty() {
+    if !summary.baseline.millis.is_empty() || !summary.sweep.is_empty() {
         say(format_args!("{}: {}\n", suite.name, suite.purpose))?;
         say(report::run_text(summary, Paint::for_stdout()))?;
         if let Some(name) = &suite.reference {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::exit::Verdict;
 use crate::check::CheckResult;
 use crate::check::record::{
-    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, RepairRecord, TransportRecord,
+    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, RepairRecord, SweepRecord, TransportRecord,
 };
 use crate::suite::Suite;
 
@@ -88,6 +88,8 @@ pub enum Event {
     Hang(HangRecord),
     /// The collective was captured as a graph.
     Graph(GraphRecord),
+    /// A row of a sweep is measured.
+    Sweep(SweepRecord),
     /// A check is settled.
     Check(CheckResult),
     /// The repetition is over.

@@ -100,6 +100,7 @@ impl RebuiltRun {
             Event::Switch(switch) => record.switch = switch,
             Event::Hang(hang) => record.hang = Some(hang),
             Event::Graph(graph) => record.graph = Some(graph),
+            Event::Sweep(row) => record.sweep.push(row),
             Event::Check(check) => self.checks.push(check),
             Event::Ended { verdict, exit_code } => self.ended = Some((verdict, exit_code)),
             Event::Started { .. } | Event::Note { .. } | Event::Transition { .. } => {}

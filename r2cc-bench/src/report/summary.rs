@@ -13,7 +13,7 @@ use super::exit::{ExitCode, Verdict, judge};
 use crate::check::figures::{Baseline, HitIteration};
 use crate::check::record::{
     FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, Means, NodeCounters, RepairRecord,
-    RunRecord, TransportRecord, WrongElement,
+    RunRecord, SweepRecord, TransportRecord, WrongElement,
 };
 use crate::check::{CheckResult, CheckStatus, figures};
 use crate::suite::{Fabric, ScaleRow, Suite};
@@ -64,6 +64,9 @@ pub struct Summary {
     /// What capturing the collective as a graph took, if it was captured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<GraphRecord>,
+    /// Rows of a sweep, in the order in which they were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweep: Vec<SweepRecord>,
     /// Kernel, processors, versions, load: whatever may explain a figure.
     pub environment: BTreeMap<String, String>,
     /// With `--repeat`: each run; the fields above are those of the worst.
@@ -208,6 +211,7 @@ impl Summary {
             switch: record.switch.clone(),
             hang: record.hang.clone(),
             graph: record.graph,
+            sweep: record.sweep.clone(),
             environment: context.environment.clone(),
             runs: Vec::new(),
         }
@@ -237,7 +241,8 @@ impl Summary {
 
     /// Elements that differed, all iterations together.
     pub fn wrong_elements(&self) -> u64 {
-        self.iterations.iter().map(|it| it.wrong_elements).sum()
+        let sweep: u64 = self.sweep.iter().map(|record| record.row.wrong()).sum();
+        self.iterations.iter().map(|it| it.wrong_elements).sum::<u64>() + sweep
     }
 }
 

@@ -14,8 +14,9 @@ use tabled::settings::{Alignment, Style};
 
 use super::exit::Verdict;
 use super::summary::{FaultSummary, IterationSummary, Summary};
-use crate::check::record::NicCounters;
+use crate::check::record::{NicCounters, Phase, SweepRecord};
 use crate::check::{CheckResult, CheckStatus, NOT_KNOWN};
+use crate::perf::{self, Options, Row};
 use crate::suite::MANAGEMENT_NIC;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -46,10 +47,11 @@ impl Paint {
 
 /// The whole text of one run.
 pub fn run_text(summary: &Summary, paint: Paint) -> String {
-    let mut text = baseline_line(summary);
-    text.push('\n');
-    text.push_str(&iteration_table(summary));
-    text.push('\n');
+    let mut text = if summary.sweep.is_empty() {
+        format!("{}\n{}\n", baseline_line(summary), iteration_table(summary))
+    } else {
+        sweep_tables(&summary.sweep)
+    };
     let lines = fault_lines(summary)
         .into_iter()
         .chain(hang_line(summary))
@@ -62,6 +64,43 @@ pub fn run_text(summary: &Summary, paint: Paint) -> String {
     }
     text.push_str(&verdict_line(summary, paint));
     text.push('\n');
+    text
+}
+
+/// Rows of a sweep in nccl-tests' columns, a table for each stretch of one collective, type and operator.
+pub(super) fn sweep_tables(records: &[SweepRecord]) -> String {
+    let mut text = String::new();
+    let alike = |a: &SweepRecord, b: &SweepRecord| {
+        (a.phase, a.collective, &a.row.dtype, &a.row.op) == (b.phase, b.collective, &b.row.dtype, &b.row.op)
+    };
+    for table in records.chunk_by(alike) {
+        let rows: Vec<Row> = table.iter().map(|record| record.row.clone()).collect();
+        let (first, last) = (&table[0], &rows[rows.len() - 1]);
+        let options = Options {
+            collective: first.collective,
+            min_bytes: first.row.size,
+            max_bytes: last.size,
+            // Sizes grow by a factor; it is that of the first two.
+            step_factor: rows.get(1).map_or(1, |second| second.size / first.row.size.max(1)),
+            iterations: first.row.out_of_place.times_us.len() as u32,
+            warmup: 1,
+            verify: true,
+            ..Options::default()
+        };
+        let phase = match first.phase {
+            Phase::Healthy => "before the faults",
+            Phase::Hit => "while the faults strike",
+            Phase::Degraded => "under the faults",
+        };
+        text.push_str(&format!("# {} {phase}\n", first.collective.name()));
+        text.push_str(&perf::text::header(&options, &[]));
+        for row in &rows {
+            text.push_str(&perf::text::row(row, false));
+            text.push('\n');
+        }
+        text.push_str(&perf::text::footer(&options, &rows));
+        text.push('\n');
+    }
     text
 }
 
@@ -153,6 +192,8 @@ fn fault_line(fault: &FaultSummary) -> String {
     } else {
         match fault.iteration {
             Some(index) => line.push_str(&format!("fired in iteration {index}")),
+            // Asked by time, it was to fall into none.
+            None if fault.asked_bytes.is_none() => line.push_str("fired"),
             None => line.push_str("fired outside every iteration"),
         }
         if let (Some(asked), Some(before)) = (fault.asked_bytes, fault.bytes_before) {

@@ -7,20 +7,20 @@ mod faults;
 mod gpu;
 mod progress;
 mod ranks;
+mod sweep;
 
 pub use faults::{Cutter, LEASE};
 pub use gpu::GpuSettings;
 pub use progress::Progress;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use r2cc::transport::now;
 use r2cc_inject::change::ChangeError;
 use r2cc_inject::watcher::WatchError;
@@ -34,7 +34,7 @@ use crate::gpu::{GpuError, GpuFacts};
 use crate::report::{Event, EventLog, ExitCode, FolderError, RunContext, Summary};
 use crate::suite::{MANAGEMENT_NIC, ScaleRow, Suite, Timing, effect};
 use crate::workload::job::{Job, JobError};
-use crate::workload::{Damage, Order, RankConfig, Report, support};
+use crate::workload::{Damage, LINK_BOUND_S, Order, RankConfig, Report, support};
 
 use faults::{Called, FaultDriver, JobFacts};
 
@@ -46,10 +46,6 @@ const BASELINE_MOST: u32 = 15;
 const NOISY_PERCENT: f64 = 1.0;
 const JOIN_BOUND: Duration = Duration::from_secs(60);
 const CLOSE_BOUND: Duration = Duration::from_secs(10);
-/// Seconds that a link may be without a live path before every rank gets an error.
-const LINK_BOUND_S: u64 = 30;
-/// Port of the rendezvous, inside the cluster's own namespaces.
-const RENDEZVOUS_PORT: u16 = 29_500;
 
 /// How a suite is to be run.
 #[derive(Debug)]
@@ -177,8 +173,8 @@ fn at_ns() -> u64 {
     now().as_nanos() as u64
 }
 
-/// What an error means for the exit code.
-fn exit_code(error: &anyhow::Error) -> ExitCode {
+/// What an error of a run means for the exit code.
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     if let Some(error) = error.downcast_ref::<JobError>() {
         return match error {
             JobError::Interrupted => ExitCode::Interrupted,
@@ -243,7 +239,7 @@ impl Session<'_> {
         let injector = Injector::attach(&self.ports(&cluster))?;
         let driver =
             Mutex::new(FaultDriver::new(&cluster, injector, self.settings.program.clone(), self.settings.lease));
-        let configs = self.configs(&cluster)?;
+        let configs = self.configs(&cluster);
         let program = self.settings.program.clone();
         let command = |config: &RankConfig| {
             let mut command = cluster.command(&config.node, &program).map_err(std::io::Error::other)?;
@@ -280,29 +276,19 @@ impl Session<'_> {
         cluster.nodes().iter().flat_map(of).collect()
     }
 
-    fn configs(&self, cluster: &EmulatedCluster) -> Result<Vec<RankConfig>> {
+    fn configs(&self, cluster: &EmulatedCluster) -> Vec<RankConfig> {
         let per_node = self.suite.ranks_per_node(self.row) as usize;
-        let world = self.suite.ranks(self.row) as usize;
-        let first = cluster.nodes().first().context("a cluster without nodes")?;
-        let rendezvous = SocketAddr::new(first.mgmt.addr.into(), RENDEZVOUS_PORT);
-        let secret = format!("{}-{}", cluster.id(), at_ns());
-        let config = |rank: usize| RankConfig {
-            rank,
-            world,
-            node: cluster.nodes()[rank / per_node].name.clone(),
-            rendezvous,
-            secret: secret.clone(),
-            nics: self.suite.cluster.nics.clone(),
-            events: self.out.join(format!("events-rank-{rank}.jsonl")),
-            bytes: self.record.bytes,
-            dtype: self.suite.workload.dtype.name().into(),
-            op: self.suite.workload.op.name().into(),
-            in_place: self.suite.workload.in_place,
-            link_bound_s: LINK_BOUND_S,
-            settings: support::settings(self.suite),
-            gpu: self.gpu.as_ref().map(|facts| gpu::config(self.suite, self.settings, rank, facts)),
-        };
-        Ok((0..world).map(config).collect())
+        let library = support::settings(self.suite);
+        let mut configs = RankConfig::of_cluster(cluster, per_node, &self.suite.cluster.nics, self.out, &library);
+        for config in &mut configs {
+            config.bytes = self.record.bytes;
+            config.dtype = self.suite.workload.dtype.name().into();
+            config.op = self.suite.workload.op.name().into();
+            config.in_place = self.suite.workload.in_place;
+            let rank = config.rank;
+            config.gpu = self.gpu.as_ref().map(|facts| gpu::config(self.suite, self.settings, rank, facts));
+        }
+        configs
     }
 
     fn measure(
@@ -316,7 +302,11 @@ impl Session<'_> {
             ScaleRow::Nccl => self.join_gpus(configs, job)?,
             ScaleRow::Host | ScaleRow::Ssh => drop(job.gather("joining", JOIN_BOUND)?),
         }
-        self.baseline(cluster, driver, job)?;
+        let mut sweep = self.sweep()?;
+        match &mut sweep {
+            Some(sweep) => self.healthy_rows(sweep, job)?,
+            None => self.baseline(cluster, driver, job)?,
+        }
         let pids = configs.iter().fold(Vec::<(String, u32)>::new(), |mut pids, config| {
             if pids.last().is_none_or(|(node, _)| *node != config.node) {
                 pids.push((config.node.clone(), job.pid(config.rank)));
@@ -333,7 +323,10 @@ impl Session<'_> {
         let stop = AtomicBool::new(false);
         let outcome = thread::scope(|scope| {
             let keeper = scope.spawn(|| keep(driver, &stop));
-            let outcome = self.iterations(cluster, driver, job, &mut starts);
+            let outcome = match &mut sweep {
+                Some(sweep) => self.rows_under_faults(sweep, job),
+                None => self.iterations(cluster, driver, job, &mut starts),
+            };
             stop.store(true, Ordering::Relaxed);
             let kept = keeper.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the fault keeper panicked")));
             outcome.and(kept)

@@ -41,6 +41,17 @@ impl Progress {
         }
     }
 
+    /// Step `number` of `count` begins; of no known count: 0.
+    pub fn step(&self, what: &str, number: usize, count: usize) {
+        let of = if count > 0 { format!("/{count}") } else { String::new() };
+        self.bar.set_message(format!("{what} {number}{of}"));
+    }
+
+    /// Prints something while the bar is away.
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
     /// Takes the bar away before anything is printed.
     pub fn finish(&self) {
         self.bar.finish_and_clear();

@@ -7,7 +7,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::values::{IterationRange, Percent};
+use super::values::{Bytes, IterationRange, Percent};
 
 /// What must hold. `within` is relative: 0.5 within 3% is 0.485 to 0.515.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -49,6 +49,12 @@ pub struct Checks {
     /// What every rank's fault view names, at its fullest: `node-1/mlx5_2` or `rail-2`; an empty list: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_view: Option<Vec<String>>,
+    /// Of a sweep: time of a size under the faults over its healthy time, medians; a list of rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweep_ratio: Vec<SweepRatio>,
+    /// Of a sweep: healthy bus bandwidth over the goodput that plain TCP reaches in the same run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sweep_goodput: Option<SweepGoodput>,
     /// Median baseline time over T0, the time at the goodput that plain TCP reaches in the same run.
     #[serde(default = "baseline_over_t0")]
     pub baseline_over_t0: f64,
@@ -80,6 +86,8 @@ impl Default for Checks {
             replayed_at_most: None,
             node_bytes: Vec::new(),
             fault_view: None,
+            sweep_ratio: Vec::new(),
+            sweep_goodput: None,
             baseline_over_t0: baseline_over_t0(),
             healthy_shares: healthy_shares(),
         }
@@ -117,6 +125,46 @@ pub struct NodeBytes {
     pub value: f64,
     /// Tolerance, relative to the value.
     pub within: Percent,
+}
+
+/// Times under the faults over healthy ones, of the sizes from `from` to `to`: `value` with `within`, or `at_most`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SweepRatio {
+    /// First size the rule holds for.
+    pub from: Bytes,
+    /// Last size; without it the largest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<Bytes>,
+    /// The expected ratio.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Tolerance relative to `value`, both ways.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Percent>,
+    /// Upper limit, instead of `value` and `within`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+}
+
+impl SweepRatio {
+    /// The sizes, as a check's name has them.
+    pub fn sizes(&self) -> String {
+        match self.to {
+            Some(to) => format!("{}-{to}", self.from),
+            None => format!("{}-", self.from),
+        }
+    }
+}
+
+/// Healthy bus bandwidth of the sizes from `from` on, over plain TCP's goodput.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SweepGoodput {
+    /// First size the rule holds for.
+    pub from: Bytes,
+    /// Lower limit of the ratio.
+    pub at_least: f64,
 }
 
 /// One rule or a list of rules.

@@ -32,6 +32,7 @@ pub(super) fn problems(suite: &Suite, root: &Node, source: &str) -> Vec<Problem>
     judge.node_bytes();
     judge.fault_view();
     judge.survivors_share();
+    judge.sweep();
     judge.problems
 }
 
@@ -319,6 +320,70 @@ impl Judge<'_> {
                 };
                 let what = format!("there is no `{place}` to name");
                 self.say(&["checks", "fault_view", &position.to_string()], what, hint);
+            }
+        }
+    }
+
+    fn sweep(&mut self) {
+        let suite = self.suite;
+        let is_perf = suite.workload.kind == WorkloadKind::Perf;
+        let Some(sweep) = suite.workload.sweep.as_ref().filter(|_| is_perf) else {
+            if is_perf {
+                let hint = "for example sweep: {collectives: [all-reduce], from: 8, factor: 8}";
+                self.say(&["workload"], "kind perf without a `sweep`", hint);
+            } else if suite.workload.sweep.is_some() {
+                self.say(&["workload", "sweep"], "only kind perf sweeps sizes", "set workload.kind: perf");
+            }
+            for (key, asked) in [
+                ("sweep_ratio", !suite.checks.sweep_ratio.is_empty()),
+                ("sweep_goodput", suite.checks.sweep_goodput.is_some()),
+            ] {
+                if asked && !is_perf {
+                    self.say(&["checks", key], "only kind perf sweeps sizes", "set workload.kind: perf");
+                }
+            }
+            return;
+        };
+        if sweep.collectives.is_empty() {
+            self.say(&["workload", "sweep", "collectives"], "nothing to measure", "for example [all-reduce]");
+        }
+        for row in ScaleRow::ALL {
+            if suite.scale(row).is_some_and(|scale| scale.bytes < sweep.from) {
+                let what = format!("sizes from {} to {}", sweep.from, suite.scale(row).map_or(0, |s| s.bytes.0));
+                self.say(&["workload", "sweep", "from"], what, format!("at most scale.{}.bytes", row.name()));
+            }
+        }
+        for (position, fault) in suite.faults.iter().enumerate() {
+            let placed = matches!(fault.from, Trigger::Position(_)) || !matches!(fault.until, Until::Run);
+            if placed {
+                let what = "the faults of a sweep begin by time and last for the run";
+                self.say(&["faults", &position.to_string()], what, "for example `from after 200ms for run`");
+            }
+        }
+        let checks = &suite.checks;
+        for (key, asked) in [
+            ("cut_iteration", checks.cut_iteration.is_some()),
+            ("survivors_share", checks.survivors_share.is_some()),
+            ("time_ratio", !checks.time_ratio.is_empty()),
+            ("hit_over_ideal_ms", checks.hit_over_ideal_ms.is_some()),
+            ("node_bytes", !checks.node_bytes.is_empty()),
+        ] {
+            if asked {
+                let what = format!("`{key}` looks at iterations, and a sweep has sizes");
+                self.say(&["checks", key], what, "sweep_ratio compares times by size");
+            }
+        }
+        for (position, rule) in checks.sweep_ratio.iter().enumerate() {
+            let step = position.to_string();
+            let at = ["checks", "sweep_ratio", step.as_str()];
+            if suite.faults.is_empty() {
+                self.say(&at, "there are no times under faults", "add one to `faults`, or drop the check");
+            }
+            let fits =
+                matches!((rule.value, rule.within, rule.at_most), (Some(_), Some(_), None) | (None, None, Some(_)));
+            if !fits {
+                let what = "a ratio has either `value` and `within`, or `at_most`";
+                self.say(&at, what, "for example {from: 16MiB, value: 1.5, within: 3%}");
             }
         }
     }

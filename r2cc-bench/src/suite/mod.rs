@@ -18,14 +18,14 @@ mod tree;
 mod values;
 
 pub use error::{Problem, SuiteError};
-pub use expect::{Checks, ElementCheck, Near, NodeBytes, Statistic, TimeRatio, TimeRatios};
+pub use expect::{Checks, ElementCheck, Near, NodeBytes, Statistic, SweepGoodput, SweepRatio, TimeRatio, TimeRatios};
 pub use judge::MANAGEMENT_NIC;
 #[cfg(test)]
 pub(crate) use load::departures;
 pub use load::{Listed, MODELINE, list, schema};
 pub use model::{
     AfterRepair, ClusterKind, ClusterSpec, DType, Fabric, LibrarySpec, Mode, Op, Scale, ScaleRow, Scales, Schedule,
-    Suite, Sync, Timing, WorkloadKind, WorkloadSpec,
+    Suite, SweepSpec, Sync, Timing, TypeAndOp, WorkloadKind, WorkloadSpec,
 };
 pub use plan::plan;
 pub use values::{BitRate, Bytes, IterationRange, Percent, ValueError};

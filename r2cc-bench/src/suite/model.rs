@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expect::Checks;
 use super::values::{BitRate, Bytes, Percent};
+use crate::perf::Collective;
 
 /// One experiment: a cluster, a workload, the faults and what must hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -170,6 +171,51 @@ pub struct WorkloadSpec {
     /// When ranks wait for each other.
     #[serde(default)]
     pub sync: Sync,
+    /// What is swept, for kind perf.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<SweepSpec>,
+}
+
+/// A sweep of sizes up to `scale.bytes`, each out of place and, where it is defined, in place. Every size is measured
+/// `workload.baseline` times healthy; with faults, then `workload.iterations` times under them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SweepSpec {
+    /// What is measured, in turn.
+    #[serde(default = "all_reduce")]
+    pub collectives: Vec<Collective>,
+    /// First size.
+    #[serde(default = "eight")]
+    pub from: Bytes,
+    /// Each size is so many times the one before.
+    #[serde(default = "eightfold")]
+    #[schemars(range(min = 2))]
+    pub factor: u64,
+    /// Types and reductions beside `workload.dtype` and `workload.op`.
+    #[serde(default)]
+    pub also: Vec<TypeAndOp>,
+}
+
+/// An element type and a reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TypeAndOp {
+    /// Element type.
+    pub dtype: DType,
+    /// Reduction.
+    pub op: Op,
+}
+
+fn all_reduce() -> Vec<Collective> {
+    vec![Collective::AllReduce]
+}
+
+fn eight() -> Bytes {
+    Bytes(8)
+}
+
+fn eightfold() -> u64 {
+    8
 }
 
 fn yes() -> bool {

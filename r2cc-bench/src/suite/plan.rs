@@ -10,6 +10,7 @@ use r2cc_inject::fault::{At, Fault, Kind, Offset, Trigger, Until};
 use super::effect;
 use super::expect::Statistic;
 use super::model::{AfterRepair, ClusterKind, Fabric, Mode, ScaleRow, Schedule, Suite, Timing};
+use super::values::Bytes;
 
 /// Setting up and tearing down an emulated cluster, the goodput measurement included.
 const SETUP_SECONDS: f64 = 6.0;
@@ -84,6 +85,30 @@ fn job(suite: &Suite, row: ScaleRow) -> Vec<String> {
         return vec![format!("workload  scale.{} is not in the suite: it cannot run on this backend", row.name())];
     };
     let place = if workload.in_place { "in place" } else { "out of place" };
+    let library = format!("library   mode {}, schedule {}", mode_name(suite.library.mode), schedule_name(suite));
+    if let Some(sweep) = &workload.sweep {
+        let names: Vec<&str> = sweep.collectives.iter().map(|collective| collective.name()).collect();
+        let mut kinds = vec![format!("{} ({})", workload.dtype.name(), workload.op.name())];
+        kinds.extend(sweep.also.iter().map(|also| format!("{} ({})", also.dtype.name(), also.op.name())));
+        let under = if suite.faults.is_empty() {
+            String::new()
+        } else {
+            format!(", then {} x under the faults", workload.iterations)
+        };
+        let counts = format!("each {} x healthy{under}", workload.baseline);
+        return vec![
+            format!(
+                "workload  {} of {} on {} ranks, out of place and in place, {} to {} by a factor of {}; {counts}",
+                names.join(", "),
+                kinds.join(", "),
+                suite.ranks(row),
+                sweep.from,
+                scale.bytes,
+                sweep.factor
+            ),
+            library,
+        ];
+    }
     vec![
         format!(
             "workload  {} x AllReduce of {} {} ({}) on {} ranks, {place}, after {} healthy ones",
@@ -94,7 +119,7 @@ fn job(suite: &Suite, row: ScaleRow) -> Vec<String> {
             suite.ranks(row),
             workload.baseline
         ),
-        format!("library   mode {}, schedule {}", mode_name(suite.library.mode), schedule_name(suite)),
+        library,
     ]
 }
 
@@ -173,6 +198,18 @@ fn expected(suite: &Suite, row: ScaleRow) -> Vec<String> {
         }
         mode => mode,
     };
+    if suite.workload.sweep.is_some() {
+        let faults: Vec<&Fault> = suite.faults.iter().collect();
+        let slow = effect::balance_factor(suite, &faults, false);
+        if slow > 1.0 {
+            lines.push(format!("  under the faults: {} x by Balance{}", ratio(slow), reason(suite, &faults, slow)));
+        }
+        if let Some((schedule, factor)) = effect::scheduled_factor(suite, row, slow).filter(|_| slow > 1.0) {
+            let least = Bytes(r2cc::Settings::default().min_bytes as u64);
+            lines.push(format!("    AllReduces from {least} on: {} x by {schedule}", ratio(factor)));
+        }
+        return lines;
+    }
     for (first, last, faults) in effect::stretches(suite) {
         let range = match last {
             0 => format!("iteration {first}"),
@@ -227,7 +264,11 @@ fn checked(suite: &Suite) -> Vec<String> {
     let mut lines = vec![format!("checks (timing {timing})")];
     let mut ask = |words: String| lines.push(format!("  {words}"));
     ask("every output element of every rank and iteration, exactly".to_string());
-    if !suite.faults.is_empty() {
+    if suite.workload.sweep.is_some() {
+        if !suite.faults.is_empty() {
+            ask("each fault stops packets, and is gone at the end".to_string());
+        }
+    } else if !suite.faults.is_empty() {
         let cut = checks.cut_iteration.map_or("where it is placed".to_string(), |n| format!("in iteration {n}"));
         ask(format!("each fault fires {cut} on every rank, stops packets, and is gone at the end"));
     }
@@ -255,6 +296,22 @@ fn checked(suite: &Suite) -> Vec<String> {
     }
     if let Some(most) = checks.replayed_at_most {
         ask(format!("replayed bytes at most {most} of the payload"));
+    }
+    if let Some(rule) = &checks.sweep_goodput {
+        ask(format!(
+            "timing: from {} on healthy bus bandwidth is at least {} of plain TCP's",
+            rule.from, rule.at_least
+        ));
+    }
+    for rule in &checks.sweep_ratio {
+        let limit = match (rule.value, rule.within) {
+            (Some(value), Some(within)) => format!("{} x its healthy time, within {within}", ratio(value)),
+            _ => format!("at most {} x its healthy time", ratio(rule.at_most.unwrap_or(f64::NAN))),
+        };
+        ask(format!("timing: under the faults each size of {} takes {limit}", rule.sizes()));
+    }
+    if suite.workload.sweep.is_some() {
+        return lines;
     }
     ask(format!("timing: baseline median at most {} x T0 at plain TCP's goodput", checks.baseline_over_t0));
     for rule in &checks.time_ratio.0 {
@@ -291,6 +348,15 @@ fn duration(suite: &Suite, row: ScaleRow) -> String {
         return "not known: the NICs are not shaped".to_string();
     };
     let healthy = t0 * HEADER_OVERHEAD;
+    if let Some(sweep) = &suite.workload.sweep {
+        // A geometric series, with both places and everything that is measured beside.
+        let series = 1.0 / (1.0 - 1.0 / sweep.factor as f64);
+        let rows = 2.0 * (sweep.collectives.len() * (1 + sweep.also.len())) as f64 * series;
+        let faults: Vec<&Fault> = suite.faults.iter().collect();
+        let under = if faults.is_empty() { 0.0 } else { effect::balance_factor(suite, &faults, false) };
+        let times = f64::from(suite.workload.baseline) + f64::from(suite.workload.iterations) * under;
+        return format!("at most about {} a repetition", seconds(SETUP_SECONDS + rows * times * healthy));
+    }
     let mut total = SETUP_SECONDS + f64::from(suite.workload.baseline) * healthy;
     for (first, last, faults) in effect::stretches(suite) {
         let factor = effect::balance_factor(suite, &faults, false);

@@ -273,3 +273,28 @@ mod random {
         }
     }
 }
+
+#[test]
+fn a_sweep_is_told_what_does_not_fit_it() {
+    const SWEEP: &str = include_str!("../../../suites/05.yaml");
+    let spoilt = |old: &str, new: &str| {
+        assert!(SWEEP.contains(old), "suite 05 has no {old:?}");
+        errors(&SWEEP.replacen(old, new, 1))
+    };
+    let list = "  sweep: {collectives: [all-reduce], from: 8, factor: 4, also: [{dtype: bf16, op: max}]}\n";
+    for (old, new, said) in [
+        (list, "", "kind perf without a `sweep`"),
+        ("kind: perf", "kind: allreduce-loop", "only kind perf sweeps sizes"),
+        ("[all-reduce]", "[]", "nothing to measure"),
+        ("[all-reduce]", "[all-shuffle]", "all-shuffle"),
+        ("from: 8,", "from: 64MiB,", "at most scale.host.bytes"),
+        ("factor: 4", "factor: 1", "factor"),
+        ("from after 200ms for run", "from allreduce#1 for run", "begin by time and last for the run"),
+        ("value: 1.5, within: 3%", "value: 1.5", "either `value` and `within`, or `at_most`"),
+        ("  elements: exact\n", "  cut_iteration: 1\n", "looks at iterations"),
+        ("faults: [\"drop@node-1/mlx5_2 from after 200ms for run\"]", "faults: []", "no times under faults"),
+    ] {
+        let told = spoilt(old, new);
+        assert!(told.contains(said), "{new:?}: {told}");
+    }
+}

@@ -173,6 +173,7 @@ impl GpuRank<'_> {
                 Order::Recapture => self.capture(reports)?,
                 Order::Finish => return Ok(()),
                 Order::Join { .. } => bail!("a second order to join"),
+                Order::Measure(_) => bail!("a sweep is for ranks on host memory"),
             }
         }
     }

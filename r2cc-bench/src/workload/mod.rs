@@ -8,13 +8,15 @@ mod liveness;
 pub mod rank;
 pub mod support;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use r2cc::transport::Corruption;
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::EmulatedCluster;
 use crate::gpu::GpuFacts;
+use crate::perf::measure::Measurement;
 
 /// Everything a rank needs to begin; its first line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,7 +52,42 @@ pub struct RankConfig {
     pub gpu: Option<GpuConfig>,
 }
 
+/// Seconds that a link may be without a live path before every rank gets an error.
+pub(crate) const LINK_BOUND_S: u64 = 30;
+/// Port of the rendezvous, inside the cluster's own namespaces.
+const RENDEZVOUS_PORT: u16 = 29_500;
+
 impl RankConfig {
+    /// Of every rank of an emulated cluster, node by node, with their event files in `out`; no collective yet.
+    pub(crate) fn of_cluster(
+        cluster: &EmulatedCluster,
+        ranks_per_node: usize,
+        nics: &[String],
+        out: &Path,
+        library: &r2cc::Settings,
+    ) -> Vec<Self> {
+        let nodes = cluster.nodes();
+        // A cluster has at least one node.
+        let first = nodes.first().map_or(Ipv4Addr::LOCALHOST, |node| node.mgmt.addr);
+        let secret = format!("{}-{}", cluster.id(), r2cc::transport::now().as_nanos());
+        let world = nodes.len() * ranks_per_node;
+        let config = |rank: usize| Self {
+            rank,
+            world,
+            node: nodes[rank / ranks_per_node].name.clone(),
+            rendezvous: SocketAddr::new(first.into(), RENDEZVOUS_PORT),
+            secret: secret.clone(),
+            nics: nics.to_vec(),
+            events: out.join(format!("events-rank-{rank}.jsonl")),
+            link_bound_s: LINK_BOUND_S,
+            settings: library.clone(),
+            dtype: "f32".to_owned(),
+            op: "sum".to_owned(),
+            ..Self::alone()
+        };
+        (0..world).map(config).collect()
+    }
+
     /// Of a process that joins nobody.
     pub(crate) fn alone() -> Self {
         Self {
@@ -94,6 +131,8 @@ pub enum Order {
         /// Damage what the rank receives.
         corrupt: Option<Damage>,
     },
+    /// Measure half a row of a sweep.
+    Measure(Measurement),
     /// On a GPU: join the communicator of this identity.
     Join {
         /// NCCL's unique id, in hexadecimal.
@@ -184,6 +223,17 @@ pub enum Report {
         /// Its return.
         end_ns: u64,
         /// Elements compared.
+        checked: u64,
+        /// Elements that differed.
+        wrong: u64,
+        /// The first of them: index, expected, actual.
+        first_wrong: Option<(u64, String, String)>,
+    },
+    /// Half a row of a sweep is measured.
+    Measured {
+        /// Time of each timed iteration.
+        times_ns: Vec<u64>,
+        /// Elements compared, in all checked iterations.
         checked: u64,
         /// Elements that differed.
         wrong: u64,

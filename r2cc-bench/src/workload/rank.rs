@@ -10,19 +10,20 @@ use r2cc::{Communicator, DType, ReduceOp};
 
 use super::{Order, RankConfig, Report};
 use crate::elements;
+use crate::perf::measure::measure;
 
 /// Buffers aligned for every element type.
-struct Buffer {
+pub(crate) struct Buffer {
     words: Vec<u64>,
     bytes: usize,
 }
 
 impl Buffer {
-    fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         Self { words: vec![0; bytes.div_ceil(8)], bytes }
     }
 
-    fn as_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 }
@@ -105,6 +106,7 @@ fn serve_orders() -> Result<()> {
                     first_wrong,
                 })?;
             }
+            Order::Measure(measurement) => report(&measure(&mut comm, measurement)?)?,
             order @ (Order::Join { .. } | Order::Prepare { .. } | Order::Check { .. } | Order::Recapture) => {
                 bail!("{order:?} is for ranks on a GPU")
             }

@@ -44,10 +44,11 @@ pub fn unsupported(suite: &Suite, row: ScaleRow, cutter: Cutter) -> Vec<Unsuppor
     }
     let kind = match suite.workload.kind {
         WorkloadKind::AllreduceLoop => None,
+        WorkloadKind::Perf if !on_gpu => None,
         WorkloadKind::CudaGraph if on_gpu => None,
         WorkloadKind::CudaGraph => Some(("cuda-graph", "graphs are captured on a GPU: `--backend nccl`")),
-        WorkloadKind::Perf => Some(("perf", "it runs `kind: allreduce-loop`")),
-        WorkloadKind::Ddp => Some(("ddp", "it runs `kind: allreduce-loop`")),
+        WorkloadKind::Perf => Some(("perf", "sweeps run on host memory: `--backend host`")),
+        WorkloadKind::Ddp => Some(("ddp", "it runs `kind: allreduce-loop` and `kind: perf`")),
     };
     if let Some((kind, hint)) = kind {
         refuse("workload.kind", kind, hint);
@@ -139,9 +140,7 @@ mod tests {
     #[test]
     fn whatever_the_engine_does_not_do_is_refused_by_its_key() {
         let one = |key: &str, asked: &str| vec![(key.to_owned(), asked.to_owned())];
-        for (kind, name) in
-            [(WorkloadKind::Perf, "perf"), (WorkloadKind::CudaGraph, "cuda-graph"), (WorkloadKind::Ddp, "ddp")]
-        {
+        for (kind, name) in [(WorkloadKind::CudaGraph, "cuda-graph"), (WorkloadKind::Ddp, "ddp")] {
             assert_eq!(refused(|s| s.workload.kind = kind), one("workload.kind", name));
         }
         for (mode, name) in [(Mode::None, "none"), (Mode::Off, "off"), (Mode::HotRepair, "hot-repair")] {

@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -16,6 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use r2cc_bench::cluster::{self, ClusterState};
@@ -113,6 +116,25 @@ pub fn run(command: &mut Command) -> Ended {
         signal: output.status.signal(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Lets the command see a small disk of its own at `place`; nobody else does.
+pub fn with_disk<'a>(
+    command: &'a mut Command,
+    place: &Path,
+    options: &'static CStr,
+    flags: MsFlags,
+) -> &'a mut Command {
+    let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
+    // SAFETY: between fork and exec only system calls are made, on strings that exist already.
+    unsafe {
+        command.pre_exec(move || {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            let (nothing, tmpfs): (Option<&CStr>, &CStr) = (None, c"tmpfs");
+            mount(nothing, c"/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
+            mount(Some(tmpfs), place.as_c_str(), Some(tmpfs), flags, Some(options)).map_err(io::Error::from)
+        })
     }
 }
 
