@@ -32,12 +32,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::control::{EventLog, Failure, Gate, NicWatch, RendezvousError, join};
 use crate::dtype::{DType, ReduceOp};
-use crate::engine::{Command, Engine, State, Status};
+use crate::engine::{Command, Driving, Engine, State, Status};
 use crate::planner::Planner;
 use crate::repair::Tuning;
 use crate::schedule::{RankPlan, Schedule, Shape, barrier};
 use crate::settings::{Settings, SettingsError};
-use crate::topology::{Member, TopologyError, local_nics};
+use crate::topology::{Member, TopologyError, local_nics, paths};
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
@@ -238,6 +238,7 @@ impl Builder {
         let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| io_error("make an eventfd")(e.into()))?);
         let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
         let links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
+        let is_complete = roster.iter().all(|a| roster.iter().all(|b| a.rank == b.rank || !paths(a, b).is_empty()));
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,
@@ -254,9 +255,11 @@ impl Builder {
             log,
             link_bound,
         };
+        let driving = Arc::new(Driving::new(engine).map_err(io_error("watch the links"))?);
+        let of_thread = Arc::clone(&driving);
         let thread = std::thread::Builder::new()
             .name(format!("r2cc-io-{rank}"))
-            .spawn(move || engine.run())
+            .spawn(move || of_thread.run())
             .map_err(io_error("start the I/O thread"))?;
         let thread = Some(thread);
         let mut communicator = Communicator {
@@ -264,6 +267,8 @@ impl Builder {
             world,
             commands: sender,
             wake,
+            driving,
+            is_complete,
             thread,
             gate,
             min_bytes,
@@ -282,6 +287,9 @@ pub struct Communicator {
     world: usize,
     commands: Sender<Command>,
     wake: Arc<EventFd>,
+    driving: Arc<Driving>,
+    /// Every two ranks have a rail in common.
+    is_complete: bool,
     thread: Option<JoinHandle<io::Result<()>>>,
     gate: Arc<Gate<Schedule>>,
     min_bytes: usize,

@@ -1,8 +1,10 @@
-//! The I/O thread of a communicator: drives the incoming links, the mesh and one plan at a time, and is the only
-//! thread that touches any of them; the outgoing links have a thread of their own, which it commands.
-//! Start at [`Engine::run`].
+//! The engine of a communicator: drives the incoming links, the mesh and one plan at a time, and commands the
+//! outgoing links, which have a thread of their own. One thread at a time drives it; [`Driving`] says which.
 
+mod driving;
 mod switching;
+
+pub(crate) use driving::Driving;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,7 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::eventfd::EventFd;
 use serde_json::json;
 
@@ -144,47 +146,43 @@ impl State {
 }
 
 impl Engine {
-    /// Runs until the communicator closes.
+    /// Watches what is to be watched.
     ///
     /// # Errors
     /// If the kernel refuses to watch a descriptor.
-    pub(crate) fn run(mut self) -> io::Result<()> {
+    fn start(&mut self) -> io::Result<()> {
         self.epoll.add(self.wake.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         self.epoll.add(self.nic_watch.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, NETLINK))?;
         self.mesh.watch(&self.epoll)?;
         self.log.write(now(), "start", &json!({"world": self.roster.len(), "members": *self.roster}));
-        let mut ready = [EpollEvent::empty(); 64];
-        while !self.state.done {
-            let tick = if self.links.needs_tick() || self.state.closing.is_some() { TICK } else { IDLE_TICK };
-            let wait = (self.state.last_tick + tick).saturating_sub(now());
-            let timeout = EpollTimeout::try_from(wait.as_micros().div_ceil(1000) as i32).unwrap_or(EpollTimeout::ZERO);
-            let count = match self.epoll.wait(&mut ready, timeout) {
-                Ok(count) => count,
-                Err(nix::Error::EINTR) => 0,
-                Err(e) => return Err(e.into()),
-            };
-            let at = now();
-            for event in &ready[..count] {
-                self.dispatch(at, event);
-            }
-            if at.saturating_sub(self.state.last_tick) >= tick {
-                self.state.last_tick = at;
-                self.links.handle_tick(at);
-                self.mesh.flush();
-                if at >= self.state.heartbeat_due {
-                    self.state.heartbeat_due = at + HEARTBEAT_TIME;
-                    self.mesh.heartbeat();
-                }
-                self.check_deadlines(at);
-                self.check_preparing(at);
-                self.check_pace(at);
-                self.tell_view(at);
-            }
-            self.read_commands(at);
-            self.settle(at);
-        }
-        self.gate.close();
         Ok(())
+    }
+
+    fn tick(&self) -> Time {
+        if self.links.needs_tick() || self.state.closing.is_some() { TICK } else { IDLE_TICK }
+    }
+
+    /// Does what there is to do now: what is ready, what is due, what was asked for.
+    fn turn(&mut self, ready: &[EpollEvent]) {
+        let at = now();
+        for event in ready {
+            self.dispatch(at, event);
+        }
+        if at.saturating_sub(self.state.last_tick) >= self.tick() {
+            self.state.last_tick = at;
+            self.links.handle_tick(at);
+            self.mesh.flush();
+            if at >= self.state.heartbeat_due {
+                self.state.heartbeat_due = at + HEARTBEAT_TIME;
+                self.mesh.heartbeat();
+            }
+            self.check_deadlines(at);
+            self.check_preparing(at);
+            self.check_pace(at);
+            self.tell_view(at);
+        }
+        self.read_commands(at);
+        self.settle(at);
     }
 
     fn dispatch(&mut self, at: Time, event: &EpollEvent) {

@@ -10,9 +10,14 @@ use crate::engine::Command;
 use crate::schedule::blocks::{chain_reduce, ring_all_gather, ring_reduce_scatter};
 use crate::schedule::exchange::{all_to_all, gather, scatter, shift};
 use crate::schedule::layout::Layout;
-use crate::schedule::{Goal, Part, RankPlan, Schedule, Shape, exchange, ring_all_reduce, ring_broadcast};
+use crate::schedule::{
+    Goal, Part, RankPlan, Schedule, Shape, doubling_all_reduce, exchange, ring_all_reduce, ring_broadcast,
+};
 
 use super::{Communicator, Error};
+
+/// A buffer of at most so many bytes takes the time of its messages' rounds, whatever its length.
+const SMALL_BYTES: usize = 8 << 10;
 
 /// A collective, for [`Communicator::perform`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +105,9 @@ impl Communicator {
     fn plan(&mut self, shape: Shape) -> RankPlan {
         let schedule = self.gate.enter();
         let Shape { elements, element_bytes, in_place, slice_elements } = shape;
+        if elements * element_bytes <= SMALL_BYTES && self.is_complete {
+            return doubling_all_reduce(self.rank, self.world, elements, in_place);
+        }
         match (&*schedule, &self.last) {
             (Schedule::Ring { .. }, _) => schedule.plan(self.rank, shape),
             _ if elements * element_bytes < self.min_bytes => {
@@ -326,14 +334,15 @@ impl Communicator {
         let shape = Shape { elements, element_bytes: dtype.size_bytes(), in_place, slice_elements: None };
         let plan = self.plan_of(operation, shape);
         let op = operation.reduce_op();
+        let small = longer <= SMALL_BYTES;
         match memory {
-            Memory::Two(input, output) => self.run(plan, input, output, dtype, op),
+            Memory::Two(input, output) => self.run_at(plan, input.as_ptr(), output.as_mut_ptr(), dtype, op, small),
             Memory::One(buffer) => {
                 let base = buffer.as_mut_ptr();
                 let start = |range: &std::ops::Range<usize>| range.start * dtype.size_bytes();
                 // SAFETY: `block` has compared the layout with the buffer's length.
                 let (input, output) = unsafe { (base.add(start(&layout.input)), base.add(start(&layout.output))) };
-                self.run_at(plan, input, output, dtype, op)
+                self.run_at(plan, input, output, dtype, op, small)
             }
         }
     }
@@ -453,10 +462,12 @@ impl Communicator {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<(), Error> {
-        self.run_at(plan, input.as_ptr(), output.as_mut_ptr(), dtype, op)
+        let small = input.len().max(output.len()) <= SMALL_BYTES;
+        self.run_at(plan, input.as_ptr(), output.as_mut_ptr(), dtype, op, small)
     }
 
     /// Runs a plan made for what lies at `input` and `output`, which the caller keeps borrowed until this returns.
+    /// What is `small` is worth polling for.
     fn run_at(
         &mut self,
         plan: RankPlan,
@@ -464,6 +475,7 @@ impl Communicator {
         output: *mut u8,
         dtype: DType,
         op: ReduceOp,
+        small: bool,
     ) -> Result<(), Error> {
         let words = (plan.scratch_elements * dtype.size_bytes()).div_ceil(size_of::<u64>());
         if self.scratch.len() < words {
@@ -471,7 +483,8 @@ impl Communicator {
         }
         let buffers = Buffers { input, output, scratch: self.scratch.as_mut_ptr().cast() };
         // Blocks until the engine has dropped the plan, so the borrows outlive every use of the pointers.
-        self.ask(|answer| Command::Run { plan, buffers, dtype, op, answer })?
+        let command = |answer| Command::Run { plan, buffers, dtype, op, answer };
+        if small { self.driving.call(command) } else { self.ask(command)? }
     }
 }
 

@@ -6,12 +6,14 @@ mod links;
 mod placement;
 mod rank_links;
 mod socket;
+mod valve;
 
 pub use links::{LinkEvent, LinkStatus, Links, LinksError, Side};
 pub use placement::{Corruption, Sink, Source};
 
 pub(crate) use rank_links::{RankLinks, Stream};
 pub use socket::listen;
+pub(crate) use valve::Valve;
 
 use crate::repair::Time;
 

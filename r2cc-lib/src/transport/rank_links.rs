@@ -4,6 +4,7 @@
 mod sending;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -189,6 +190,24 @@ impl RankLinks {
     pub(crate) fn flush(&mut self, at: Time) {
         self.incoming.flush(at);
         self.outgoing.flush();
+    }
+
+    /// From now on [`RankLinks::poll_sending`] does the work of the sending thread, which is not woken.
+    pub(crate) fn take_over_sending(&mut self) {
+        self.outgoing.take_over();
+    }
+
+    /// The sending thread works again; `idle`: nothing was left on its way.
+    pub(crate) fn hand_back_sending(&mut self, idle: bool) {
+        self.outgoing.hand_back(idle);
+    }
+
+    /// Does what is to be done now on the outgoing links.
+    ///
+    /// # Errors
+    /// If the kernel refuses to say what is ready.
+    pub(crate) fn poll_sending(&mut self) -> io::Result<()> {
+        self.outgoing.poll()
     }
 
     /// Next event.

@@ -2,7 +2,7 @@
 //! can run a sender beside the receiver of its bytes, on one core and with the bytes still in its cache.
 //!
 //! The engine posts into a queue and never waits for a write. What is small it sends itself, if the thread is not
-//! at work: waking the thread would cost more than the write.
+//! at work: waking the thread would cost more than the write. For a while it can do all of the thread's work.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::super::{IDLE_TICK, LinkEvent, Links, LinksError, Source, TICK, now};
+use super::super::{IDLE_TICK, LinkEvent, Links, LinksError, Source, TICK, Valve, now};
 use crate::repair::{Time, Tuning};
 use crate::topology::Nic;
 
@@ -29,6 +29,7 @@ pub(super) struct Sending {
     thread: Option<JoinHandle<io::Result<()>>>,
     /// Bytes posted since the last [`Sending::flush`].
     fresh_bytes: Option<usize>,
+    taken_over: bool,
 }
 
 #[derive(Debug)]
@@ -37,7 +38,7 @@ struct Shared {
     links: Mutex<Links>,
     posts: Mutex<Vec<(usize, Source)>>,
     events: Mutex<VecDeque<LinkEvent>>,
-    epoll: Arc<Epoll>,
+    valve: Valve,
     /// Wakes the thread.
     wake: EventFd,
     /// Wakes the engine.
@@ -63,10 +64,12 @@ impl Sending {
         let links = Mutex::new(Links::new(nics, tuning, Arc::clone(&epoll), Vec::new())?);
         let (posts, events) = (Mutex::default(), Mutex::default());
         let (idle, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { links, posts, events, epoll, wake, owner, idle, done });
+        let valve = Valve::new(epoll).map_err(refused("make an epoll"))?;
+        let shared = Arc::new(Shared { links, posts, events, valve, wake, owner, idle, done });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(format!("r2cc-send-{me}")).spawn(move || of_thread.run());
-        Ok(Self { shared, thread: Some(thread.map_err(refused("start the sending thread"))?), fresh_bytes: None })
+        let thread = Some(thread.map_err(refused("start the sending thread"))?);
+        Ok(Self { shared, thread, fresh_bytes: None, taken_over: false })
     }
 
     /// The links, once the thread has finished what it is at; it is woken afterwards.
@@ -96,11 +99,38 @@ impl Sending {
                 self.shared.drive(&mut links, now());
                 drop(links);
                 // What is on its way now has deadlines.
-                if self.shared.idle.load(Ordering::Relaxed) {
+                if !self.taken_over && self.shared.idle.load(Ordering::Relaxed) {
                     self.shared.wake();
                 }
             }
             Err(_) => self.shared.wake(),
+        }
+    }
+
+    /// From now on [`Sending::poll`] does the thread's work.
+    pub(super) fn take_over(&mut self) {
+        self.taken_over = true;
+        self.shared.valve.shut();
+    }
+
+    /// The thread works again; `idle`: there is nothing that it has to keep the time of.
+    pub(super) fn hand_back(&mut self, idle: bool) {
+        self.taken_over = false;
+        self.shared.valve.open();
+        if !idle {
+            self.shared.wake();
+        }
+    }
+
+    /// Does what is to be done now.
+    ///
+    /// # Errors
+    /// If the kernel refuses to say what is ready.
+    pub(super) fn poll(&self) -> io::Result<()> {
+        match self.shared.links.try_lock() {
+            Ok(mut links) => self.shared.turn(&mut links, now()).map(drop),
+            // The thread is still at it.
+            Err(_) => Ok(()),
         }
     }
 
@@ -136,37 +166,35 @@ impl Drop for Sending {
 
 impl Shared {
     fn run(&self) -> io::Result<()> {
-        let mut ready = [EpollEvent::empty(); 64];
         let (mut last_tick, mut tick) = (now(), IDLE_TICK);
         while !self.done.load(Ordering::Acquire) {
             self.idle.store(tick == IDLE_TICK, Ordering::Relaxed);
-            let wait = (last_tick + tick).saturating_sub(now());
-            let timeout = EpollTimeout::try_from(wait.as_micros().div_ceil(1000) as i32).unwrap_or(EpollTimeout::ZERO);
-            let count = match self.epoll.wait(&mut ready, timeout) {
-                Ok(count) => count,
-                Err(nix::Error::EINTR) => 0,
-                Err(e) => return Err(e.into()),
-            };
+            self.valve.wait((last_tick + tick).saturating_sub(now()))?;
             let mut links = lock(&self.links);
             let at = now();
-            for event in &ready[..count] {
-                match event.data() {
-                    // The counter only wakes us; the messages are in the queue.
-                    WAKE => drop(self.wake.read()),
-                    token => links.handle_ready(at, token, event.events().contains(EpollFlags::EPOLLOUT)),
-                }
-            }
             if at.saturating_sub(last_tick) >= tick {
                 last_tick = at;
                 links.handle_tick(at);
             }
-            if self.drive(&mut links, at) {
+            if self.turn(&mut links, at)? {
                 // A counter that is full wakes the engine just as well.
                 let _ = self.owner.write(1);
             }
             tick = if links.needs_tick() { TICK } else { IDLE_TICK };
         }
         Ok(())
+    }
+
+    /// Reads what has come, and drives; whether there were events.
+    fn turn(&self, links: &mut Links, at: Time) -> io::Result<bool> {
+        for event in self.valve.ready(&mut [EpollEvent::empty(); 64])? {
+            match event.data() {
+                // The counter only wakes us; the messages are in the queue.
+                WAKE => drop(self.wake.read()),
+                token => links.handle_ready(at, token, event.events().contains(EpollFlags::EPOLLOUT)),
+            }
+        }
+        Ok(self.drive(links, at))
     }
 
     /// Posts what waits, writes what can be written and hands on the events; whether there were any.
