@@ -486,6 +486,17 @@ impl Links {
         })
     }
 
+    /// Sums of one outgoing link, and how many of its paths are out of service.
+    pub fn totals_of(&self, peer: usize) -> Option<(Totals, usize)> {
+        match &self.links[*self.send_to.get(&peer)?].end {
+            End::Send(sender, _) => {
+                let down = |p: &PathReport| matches!(p.state, PathState::Failed | PathState::Proving);
+                Some((sender.totals(), sender.path_reports().filter(down).count()))
+            }
+            End::Recv(..) => None,
+        }
+    }
+
     /// Connections refused because they were not ours.
     pub fn refused(&self) -> u64 {
         self.refused

@@ -1,6 +1,7 @@
 //! Writing: what the machines ask for, and every frame that a lane can take.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
@@ -92,41 +93,26 @@ impl Links {
         }
     }
 
-    /// Writes on every open lane of a link until it blocks or has nothing to say.
+    /// Writes on the lanes of a link, one chunk at a time on the one that will be through first, until each blocks or
+    /// has nothing to say. A message thus ends on all its paths at about the same time.
     fn pump(&mut self, now: Time, at: usize) {
-        let lanes: Vec<(Lane, u64)> = self.links[at].lanes.iter().map(|(lane, id)| (*lane, *id)).collect();
-        for (lane, id) in lanes {
-            let Some(c) = self.connections.get_mut(&id) else { continue };
-            let end = &mut self.links[at].end;
-            let outcome = loop {
-                match c.flush() {
-                    Ok(true) => {}
-                    other => break other,
+        let mut lanes: Vec<(Lane, u64)> = self.links[at].lanes.iter().map(|(lane, id)| (*lane, *id)).collect();
+        while !lanes.is_empty() {
+            let first = match &self.links[at].end {
+                End::Send(sender, _) if lanes.len() > 1 => {
+                    let through = |place: &usize| sender.time_to_drain(lanes[*place].0.path);
+                    (0..lanes.len()).min_by_key(through).unwrap_or(0)
                 }
-                while c.has_room() && c.is_open() {
-                    if let Some(message) = c.gossip.pop_front() {
-                        c.queue_frame(Frame::Gossip { len: message.len() as u32 }, None);
-                        c.queue(&message);
-                        continue;
-                    }
-                    let frame = match &mut *end {
-                        End::Send(sender, _) => sender.poll_frame(now, lane),
-                        End::Recv(receiver, _) => receiver.poll_frame(lane),
-                    };
-                    let Some(frame) = frame else { break };
-                    match (frame, &mut *end) {
-                        (Frame::Data(chunk), End::Send(_, posted)) => match posted.at(chunk.message) {
-                            Some(source) => c.queue_frame(frame, Some(source.chunk(&chunk))),
-                            None => unreachable!("the sender cuts chunks of posted messages only"),
-                        },
-                        _ => c.queue_frame(frame, None),
-                    }
-                }
-                if !c.has_pending() {
-                    break Ok(true);
-                }
+                _ => 0,
             };
-            let blocked = matches!(outcome, Ok(false));
+            let (lane, id) = lanes[first];
+            let outcome = self.write_one(now, at, lane, id);
+            if matches!(outcome, Ok(Written::Chunk)) {
+                continue;
+            }
+            lanes.remove(first);
+            let Some(c) = self.connections.get_mut(&id) else { continue };
+            let blocked = matches!(outcome, Ok(Written::Blocked));
             if blocked != c.wants_write {
                 c.wants_write = blocked;
                 let flags = if blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
@@ -138,4 +124,52 @@ impl Links {
             }
         }
     }
+
+    /// Writes what waits on a lane, the control frames it has to carry, and at most one chunk.
+    fn write_one(&mut self, now: Time, at: usize, lane: Lane, id: u64) -> io::Result<Written> {
+        let Some(c) = self.connections.get_mut(&id) else { return Ok(Written::Nothing) };
+        let end = &mut self.links[at].end;
+        if !c.flush()? {
+            return Ok(Written::Blocked);
+        }
+        let mut chunk_queued = false;
+        while c.has_room() && c.is_open() {
+            if let Some(message) = c.gossip.pop_front() {
+                c.queue_frame(Frame::Gossip { len: message.len() as u32 }, None);
+                c.queue(&message);
+                continue;
+            }
+            let frame = match &mut *end {
+                End::Send(sender, _) => sender.poll_frame(now, lane),
+                End::Recv(receiver, _) => receiver.poll_frame(lane),
+            };
+            let Some(frame) = frame else { break };
+            match (frame, &mut *end) {
+                (Frame::Data(chunk), End::Send(_, posted)) => match posted.at(chunk.message) {
+                    Some(source) => {
+                        c.queue_frame(frame, Some(source.chunk(&chunk)));
+                        chunk_queued = true;
+                    }
+                    None => unreachable!("the sender cuts chunks of posted messages only"),
+                },
+                _ => c.queue_frame(frame, None),
+            }
+        }
+        let room_was_left = c.has_room();
+        if !c.flush()? {
+            return Ok(Written::Blocked);
+        }
+        // Without room left, control frames may wait for more.
+        Ok(if chunk_queued || !room_was_left { Written::Chunk } else { Written::Nothing })
+    }
+}
+
+/// What became of a turn to write.
+enum Written {
+    /// All of it; there may be more to say.
+    Chunk,
+    /// Nothing more to say.
+    Nothing,
+    /// The kernel takes no more now.
+    Blocked,
 }
