@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_int};
 use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use r2cc::repair::Tuning;
 use r2cc::topology::Nic;
@@ -18,8 +19,10 @@ use crate::nics::{self, NicError, Wishes};
 use crate::worker::{Command, Worker};
 use crate::{events, log};
 
-/// I/O threads of a process by default; `R2CC_IO_THREADS` sets another number.
-const WORKERS: usize = 2;
+/// I/O threads of a process; `R2CC_IO_THREADS` sets another number. By default one for every so many processors, within
+/// these bounds: more have measured worse.
+const WORKER_PROCESSORS: usize = 4;
+const WORKERS: std::ops::RangeInclusive<usize> = 2..=3;
 const WORKERS_MAX: usize = 16;
 
 /// The one device that NCCL sees: all NICs together.
@@ -142,10 +145,32 @@ pub(crate) fn device() -> Result<&'static Device, Status> {
 /// The machines' limits, with what the user sets.
 pub(crate) fn tuning() -> Tuning {
     let mut tuning = Tuning::default();
-    if let Some(bound) = std::env::var("R2CC_LINK_BOUND_MS").ok().and_then(|ms| ms.parse().ok()) {
-        tuning.link_deadline = std::time::Duration::from_millis(bound);
+    if let Some(bound) = number("R2CC_LINK_BOUND_MS") {
+        tuning.link_deadline = Duration::from_millis(bound);
     }
     tuning
+}
+
+/// How long an I/O thread stays awake for what comes next: `by_default` with at least so many processors, else not at
+/// all; `R2CC_SPIN_US` sets another time.
+pub(crate) fn spin_time(by_default: Duration, processors_least: usize) -> Duration {
+    let otherwise = if processors() >= processors_least { by_default } else { Duration::ZERO };
+    number("R2CC_SPIN_US").map_or(otherwise, Duration::from_micros)
+}
+
+/// A number that the user has set; one that cannot be read is told of and not taken.
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    let number = text.trim().parse().ok();
+    if number.is_none() {
+        log::warn(&format!("{variable}={text} is not a whole number; it is ignored"));
+    }
+    number
+}
+
+/// Processors that this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// A new context; a number that NCCL holds as a pointer. Interfaces without contexts use number 0.
@@ -170,8 +195,10 @@ pub(crate) fn close_context(context: u64) {
 /// Runs `use_it` with a worker that takes commands: one that is running, or a fresh one.
 fn with_worker<T>(mut use_it: impl FnMut(&Arc<Worker>) -> Option<T>) -> Result<T, Status> {
     let device = device()?;
-    let count = std::env::var("R2CC_IO_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(WORKERS);
-    let count = count.clamp(1, WORKERS_MAX);
+    let count = match number("R2CC_IO_THREADS") {
+        Some(asked) => (asked as usize).clamp(1, WORKERS_MAX),
+        None => (processors() / WORKER_PROCESSORS).clamp(*WORKERS.start(), *WORKERS.end()),
+    };
     // A worker that has nothing to do ends; the one made here has not had time to.
     for _ in 0..8 {
         let worker = {
@@ -299,6 +326,15 @@ pub(crate) fn end_all(worker: &Worker, status: Status, text: &str) {
     let connecting = state.connecting.values().map(|(_, comm)| comm);
     let comms = state.objects.values().map(|object| &object.comm).chain(connecting);
     comms.filter(|comm| std::ptr::eq(&*comm.worker, worker)).for_each(|comm| comm.end(status, text.into()));
+}
+
+/// Has every I/O thread tell the other ends of its links.
+pub(crate) fn tell_all(notice: &Arc<[u8]>) {
+    let workers = state().workers.clone();
+    for worker in workers {
+        // One that has ended has no links.
+        worker.submit(Command::Tell { notice: Arc::clone(notice) });
+    }
 }
 
 /// A worker has ended: nothing of it is kept.

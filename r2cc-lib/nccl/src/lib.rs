@@ -3,7 +3,7 @@
 //!
 //! NCCL finds the tables of `exports`, one a version of its interface, and calls them from its proxy threads.
 //! `hub` is the process's one state: NICs, contexts, objects. `worker` threads own the sockets; `comm` is
-//! what both sides share of a communicator. Nothing here needs CUDA, NCCL or ibverbs to be loaded.
+//! what both sides share of a communicator, `view` what all processes know of the job's NICs. Nothing here needs CUDA, NCCL or ibverbs to be loaded.
 
 mod abi;
 mod comm;
@@ -13,6 +13,7 @@ mod handle;
 mod hub;
 mod log;
 mod nics;
+mod view;
 mod worker;
 
 /// Name of the network, of `NCCL_NET` and, in lower case, of `NCCL_NET_PLUGIN`.

@@ -2,6 +2,7 @@
 //! starts with the first object that needs it and ends when it has none left.
 
 mod driver;
+mod notice;
 
 use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Send { number: usize, slot: u8, memory: Memory },
     /// Receive into this memory, under the same terms.
     Receive { number: usize, slot: u8, memory: Memory },
+    /// Tell the other end of every link.
+    Tell { notice: Arc<[u8]> },
     /// Close a link; answered when its memory will not be touched any more.
     Close { number: usize, done: SyncSender<()> },
 }

@@ -96,7 +96,11 @@ impl Drop for Host {
 
 /// Two hosts that have exchanged their handles.
 fn pair(cluster: &EmulatedCluster, scripts: [&Value; 2], env: &[(&str, &str)]) -> [Host; 2] {
-    let mut hosts = [0, 1].map(|i| Host::start(cluster, &cluster.nodes()[i].name, scripts[i], env));
+    let mut hosts = ["0", "1"].map(|rank| {
+        let i: usize = rank.parse().unwrap();
+        let env: Vec<(&str, &str)> = env.iter().copied().chain([("R2CC_RANK", rank)]).collect();
+        Host::start(cluster, &cluster.nodes()[i].name, scripts[i], &env)
+    });
     exchange(&mut hosts);
     hosts
 }
@@ -192,6 +196,12 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
         !failed.is_empty() && failed.iter().all(|l| l["nic"] == "mlx5_2" && l["peer_nic"] == "mlx5_2"),
         "{failed:?}"
     );
+    // Between two nodes either end may be to blame; when the NIC has come back, neither is.
+    let views: Vec<&Value> = lines.iter().filter(|l| l["event"] == "view").map(|l| &l["view"]).collect();
+    let candidates = json!({"kind": "one-of", "candidates": ["node-1/mlx5_2", "node-2/mlx5_2"]});
+    assert_eq!(views.first().unwrap()[0]["component"], candidates, "{views:?}");
+    let totals: Vec<&Value> = lines.iter().filter(|l| l["event"] == "totals").collect();
+    assert!(totals.len() == 2 && totals.iter().all(|t| t["payload_bytes"].as_u64().unwrap() > 0), "{totals:?}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -10,19 +10,25 @@ use r2cc::control::NicWatch;
 use r2cc::repair::{PathState, ReceiverError, Time, Transition};
 use r2cc::topology::{Nic, PairOfNics};
 use r2cc::transport::{LinkEvent, Links, Side, Sink, Source, now};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use socket2::Socket;
 
+use super::notice::{Notice, Peer, pass_on};
 use super::{Command, Memory, Worker};
 use crate::abi::Status;
 use crate::comm::Comm;
+use crate::view;
 use crate::{events, hub, log};
 
 const WAKE: u64 = 4 << 56;
 const NETLINK: u64 = 5 << 56;
 const TICK: Time = Time::from_millis(5);
 const IDLE_TICK: Time = Time::from_millis(50);
+/// While requests are under way the thread looks for what comes, and does not sleep, for so long after the last thing
+/// came: on a fast network waking up takes longer than what it wakes up for. Where processors are few they have better
+/// things to do.
+const SPIN_TIME: Time = Time::from_micros(500);
+const SPIN_PROCESSORS: usize = 8;
 /// A thread without links ends after this long.
 const UNUSED_TIME: Time = Time::from_millis(100);
 /// A closed receiver whose last words the other host has stays this long, should the sender's process be late.
@@ -33,26 +39,6 @@ const GOODBYE_TIME: Time = Time::from_secs(1);
 const LOG_TIME: Time = Time::from_secs(5);
 
 const ALL_DOWN: &str = "all NICs that the two nodes share are down or unreachable";
-
-/// What the two ends of a link tell each other beside the data.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
-enum Notice {
-    /// The receiver is there.
-    Here { rank: Option<usize>, node: String, nics: Vec<String> },
-    /// This end closes: it has taken, or had acknowledged, this many messages.
-    Bye { messages: u64 },
-    /// This end has failed.
-    Failed { reason: String },
-}
-
-/// The other end, as far as it has said.
-#[derive(Debug, Default)]
-struct Peer {
-    rank: Option<usize>,
-    node: Option<String>,
-    nics: Vec<String>,
-}
 
 #[derive(Debug)]
 struct Entry {
@@ -83,6 +69,8 @@ pub(super) struct Driver {
     /// How many entries NCCL has closed.
     closing: usize,
     bound: Time,
+    /// See [`SPIN_TIME`].
+    spin: Time,
     last_tick: Time,
     unused_since: Time,
     /// When a NIC's failures (false) and returns (true) were last written to the log.
@@ -110,6 +98,7 @@ impl Driver {
             entries: HashMap::new(),
             closing: 0,
             bound,
+            spin: hub::spin_time(SPIN_TIME, SPIN_PROCESSORS),
             last_tick: at,
             unused_since: at,
             logged: BTreeMap::new(),
@@ -121,33 +110,46 @@ impl Driver {
     pub(super) fn run(mut self) -> io::Result<()> {
         let mut ready = [EpollEvent::empty(); 64];
         let mut commands = Vec::new();
+        let (mut tick, mut spin_until) = (TICK, Time::ZERO);
         loop {
-            let tick = if self.links.needs_tick() || self.closing > 0 { TICK } else { IDLE_TICK };
-            let mut wait = (self.last_tick + tick).saturating_sub(now());
-            if !self.worker.begin_sleep() {
-                wait = Time::ZERO;
-            }
-            let timeout = EpollTimeout::try_from(wait.as_micros().div_ceil(1000) as i32).unwrap_or(EpollTimeout::ZERO);
-            let count = match self.epoll.wait(&mut ready, timeout) {
+            let wait = (self.last_tick + tick).saturating_sub(now());
+            // Whoever submits need not wake a thread that is awake.
+            let asleep = wait > Time::ZERO && now() >= spin_until && self.worker.begin_sleep();
+            let millis = if asleep { wait.as_micros().div_ceil(1000) as i32 } else { 0 };
+            let count = match self.epoll.wait(&mut ready, EpollTimeout::try_from(millis).unwrap_or(EpollTimeout::ZERO))
+            {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => 0,
                 Err(e) => return Err(e.into()),
             };
-            self.worker.end_sleep();
+            if asleep {
+                self.worker.end_sleep();
+            }
             let at = now();
             for event in &ready[..count] {
                 self.dispatch(at, event);
             }
-            if at.saturating_sub(self.last_tick) >= tick {
+            let ticked = at.saturating_sub(self.last_tick) >= tick;
+            if ticked {
                 self.last_tick = at;
                 self.links.handle_tick(at);
             }
             self.worker.take_commands(&mut commands);
+            let idle = count == 0 && commands.is_empty();
             commands.drain(..).for_each(|command| self.handle_command(at, command));
+            if idle && !ticked {
+                // Nothing has come that anything could follow from.
+                std::hint::spin_loop();
+                continue;
+            }
             self.settle(at);
             if self.closing > 0 {
                 self.let_go(at);
             }
+            if !idle && self.entries.values().any(|entry| !entry.slots.is_empty()) {
+                spin_until = at + self.spin;
+            }
+            tick = if self.links.needs_tick() || self.closing > 0 { TICK } else { IDLE_TICK };
             if !self.entries.is_empty() {
                 self.unused_since = at;
             } else if at.saturating_sub(self.unused_since) >= UNUSED_TIME && self.worker.end_if_unused() {
@@ -200,6 +202,11 @@ impl Driver {
                     let sink = unsafe { Sink::raw(at, bytes) };
                     links.post_recv(number, sink).map(|message| message.0)
                 });
+            }
+            Command::Tell { notice } => {
+                for (number, entry) in &self.entries {
+                    self.links.tell(entry.comm.side, *number, &notice);
+                }
             }
             Command::Close { number, done } => {
                 self.close(at, number);
@@ -267,6 +274,7 @@ impl Driver {
                 let nics = self.nics.iter().map(|nic| nic.name.clone()).collect();
                 let here = Notice::Here { rank: events::rank(), node: self.node.clone(), nics };
                 self.tell(Side::Recv, peer, &here);
+                self.tell_known(Side::Recv, peer);
             }
             LinkEvent::Broken { peer, error } => {
                 let status = match error {
@@ -349,6 +357,10 @@ impl Driver {
             (_, PathState::Failed) => drop(entry.failures.insert(t.path.0, format!("{place}: {cause}"))),
             _ => {}
         }
+        let ends = (pair.from_nic.zip(pair.to_nic), entry.peer.rank);
+        if let ((Some(nics), Some(rank)), PathState::Live | PathState::Failed) = (ends, t.to) {
+            pass_on(view::learn_path(t.at, rank, nics, t.to == PathState::Live, cause));
+        }
         let due = |logged: &mut BTreeMap<_, Time>| {
             let key = (pair.from_nic, t.to == PathState::Live);
             let due = logged.get(&key).is_none_or(|last| at.saturating_sub(*last) >= LOG_TIME);
@@ -364,6 +376,10 @@ impl Driver {
             }
             _ => {}
         }
+        // Links with nothing to send would notice only when they have: each at its own time, and late.
+        if let (PathState::Suspect, Some(nic)) = (t.to, pair.from_nic) {
+            self.links.handle_doubt(self.nics[nic].subnet());
+        }
     }
 
     fn handle_notice(&mut self, at: Time, number: usize, bytes: &[u8]) {
@@ -373,7 +389,11 @@ impl Driver {
         };
         let Some(entry) = self.entries.get_mut(&number) else { return };
         match notice {
-            Notice::Here { rank, node, nics } => entry.peer = Peer { rank, node: Some(node), nics },
+            Notice::Here { rank, node, nics } => {
+                entry.peer = Peer { rank, node: Some(node), nics };
+                self.tell_known(Side::Send, number);
+            }
+            Notice::Known { knowledge } => pass_on(view::learn(at, knowledge)),
             Notice::Bye { messages } => {
                 entry.peer_left = Some(messages);
                 self.check_left(number);
@@ -394,14 +414,32 @@ impl Driver {
             let text = format!("the {} closed the communicator with messages under way", other_end(side));
             self.fail(now(), number, Status::RemoteError, text);
         } else if self.links.is_idle(side, number) {
-            self.links.close_link(side, number);
+            self.retire(side, number);
         }
+    }
+
+    /// Closes a link, and leaves its sums in the event file.
+    fn retire(&mut self, side: Side, number: usize) {
+        if side == Side::Send
+            && let Some((sums, paths_down)) = self.links.totals_of(number)
+        {
+            let body = json!({
+                "link": number, "payload_bytes": sums.payload_bytes, "replayed_bytes": sums.replayed_bytes,
+                "paths_suspected": sums.paths_suspected, "paths_failed": sums.paths_failed, "paths_down": paths_down,
+            });
+            events::write(now(), "totals", &body);
+        }
+        self.links.close_link(side, number);
     }
 
     fn tell(&mut self, side: Side, number: usize, notice: &Notice) {
         if let Ok(bytes) = serde_json::to_vec(notice) {
             self.links.tell(side, number, &bytes.into());
         }
+    }
+
+    fn tell_known(&mut self, side: Side, number: usize) {
+        view::all().pieces().for_each(|knowledge| self.tell(side, number, &Notice::Known { knowledge }));
     }
 
     /// A communicator cannot go on. Its memory is not touched from here on.
@@ -412,7 +450,7 @@ impl Driver {
         entry.comm.end(status, text);
         let side = entry.comm.side;
         self.links.flush(at);
-        self.links.close_link(side, number);
+        self.retire(side, number);
     }
 
     /// NCCL closes a communicator.
@@ -436,7 +474,7 @@ impl Driver {
                 self.closing += 1;
             }
         } else {
-            self.links.close_link(side, number);
+            self.retire(side, number);
             self.entries.remove(&number);
         }
     }
@@ -456,7 +494,7 @@ impl Driver {
         let over: Vec<(usize, Side)> =
             self.entries.iter().filter(|(n, e)| is_over(n, e)).map(|(n, e)| (*n, e.comm.side)).collect();
         for (number, side) in over {
-            self.links.close_link(side, number);
+            self.retire(side, number);
             self.entries.remove(&number);
             self.closing -= 1;
         }
