@@ -3,7 +3,7 @@ CARGO ?= cargo
 # Debian packages that the tests use beside Rust, gcc, make and python.
 TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev
 
-.PHONY: build demo gpu-demo test test-static test-units soak bench ebpf doc clean packages
+.PHONY: build demo gpu-demo test test-static test-units asan soak bench ebpf doc clean packages
 
 build:
 	$(CARGO) build --release --workspace
@@ -38,6 +38,11 @@ test-static:
 # Tests that build clusters and attach programs share two cores: they run one binary after another.
 test-units:
 	$(CARGO) test --workspace --all-features
+
+# The net plugin and its test host under AddressSanitizer: a build of its own, beside the other.
+asan:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(CARGO) test -p r2cc-nccl \
+		--target x86_64-unknown-linux-gnu --target-dir target/asan
 
 # The repeated rows; by hand before an issue is closed. Results go to results/soak/.
 soak: build

@@ -21,7 +21,9 @@ fn in_folder(folder: &Path, args: &[&str]) -> support::Ended {
 #[test]
 fn every_command_explains_itself() {
     let mut text = String::new();
-    for command in [&["--help"] as &[&str], &["run", "--help"], &["plan", "--help"], &["doctor", "--help"]] {
+    for command in
+        [&["--help"] as &[&str], &["run", "--help"], &["launch", "--help"], &["plan", "--help"], &["doctor", "--help"]]
+    {
         text.push_str(&format!("$ r2cc-bench {}\n{}\n", command.join(" "), told(command)));
     }
     insta::assert_snapshot!(text);

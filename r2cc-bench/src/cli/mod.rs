@@ -1,6 +1,7 @@
 //! The command line: arguments in, text and exit code out. Data goes to stdout, talk to stderr.
 //! [`run`] is the command that runs suites.
 
+mod launch;
 mod perf;
 mod run;
 mod simulate;
@@ -37,6 +38,8 @@ enum Command {
     Run(RunArgs),
     /// Measure one collective over a sweep of sizes, with nccl-tests' options and output.
     Perf(perf::PerfArgs),
+    /// Run any program as one process a rank on the emulated cluster, through faults.
+    Launch(Box<launch::LaunchArgs>),
     /// Say what a suite would do; needs no rights.
     Plan {
         /// Suite files.
@@ -144,6 +147,7 @@ fn dispatch(command: Command) -> Code {
     match command {
         Command::Run(args) => run::run_suites(&args),
         Command::Perf(args) => perf::perf(&args),
+        Command::Launch(args) => launch::launch_program(&args),
         Command::Plan { suites } => {
             with_suites(&suites, |_, suite| suite::plan(suite, suite.default_row()).trim_end().to_owned())
         }

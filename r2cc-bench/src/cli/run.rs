@@ -66,11 +66,20 @@ pub(super) struct RunArgs {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum BackendArg {
+pub(super) enum BackendArg {
     /// The native engine on host memory.
     Host,
     /// NCCL on a GPU.
     Nccl,
+}
+
+impl BackendArg {
+    pub(super) fn row(self) -> ScaleRow {
+        match self {
+            Self::Host => ScaleRow::Host,
+            Self::Nccl => ScaleRow::Nccl,
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -99,7 +108,7 @@ fn corruption(text: &str) -> Result<(u32, bool), String> {
     }
 }
 
-fn lease(text: &str) -> Result<Duration, String> {
+pub(super) fn lease(text: &str) -> Result<Duration, String> {
     let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if lease < Duration::from_millis(100) {
         return Err("shorter than a busy machine needs to renew it".to_owned());
@@ -113,17 +122,8 @@ pub(super) fn run_suites(args: &RunArgs) -> Code {
         Err(code) => return code,
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    if let Err((code, error)) = watch_interrupts(&interrupted) {
-        complain(error);
+    if let Err(code) = ready_to_run(&interrupted) {
         return code;
-    }
-    // A bench that was killed earlier leaves its state file, and the records of its changes; nothing else can be left.
-    if let Err(error) = cluster::sweep() {
-        tracing::warn!(%error, "sweep");
-    }
-    match r2cc_inject::watcher::sweep() {
-        Ok(swept) => swept.iter().for_each(|fault| tracing::warn!("swept {fault}, of a process that was killed")),
-        Err(error) => tracing::warn!(%error, "sweep"),
     }
     let many = suites.len() > 1;
     let mut codes = Vec::new();
@@ -142,6 +142,23 @@ pub(super) fn run_suites(args: &RunArgs) -> Code {
         }
     }
     Code::worst(codes)
+}
+
+/// Notes interruptions, and clears away what a bench that was killed has left.
+pub(super) fn ready_to_run(interrupted: &Arc<AtomicBool>) -> Result<(), Code> {
+    watch_interrupts(interrupted).map_err(|(code, error)| {
+        complain(error);
+        code
+    })?;
+    // A bench that was killed earlier leaves its state file, and the records of its changes; nothing else can be left.
+    if let Err(error) = cluster::sweep() {
+        tracing::warn!(%error, "sweep");
+    }
+    match r2cc_inject::watcher::sweep() {
+        Ok(swept) => swept.iter().for_each(|fault| tracing::warn!("swept {fault}, of a process that was killed")),
+        Err(error) => tracing::warn!(%error, "sweep"),
+    }
+    Ok(())
 }
 
 /// Reads and judges everything before anything runs; complains about each problem.
@@ -191,11 +208,7 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
 
 /// The row of `scale` that applies.
 fn row(args: &RunArgs, suite: &Suite) -> ScaleRow {
-    match args.backend {
-        Some(BackendArg::Host) => ScaleRow::Host,
-        Some(BackendArg::Nccl) => ScaleRow::Nccl,
-        None => suite.default_row(),
-    }
+    args.backend.map_or_else(|| suite.default_row(), BackendArg::row)
 }
 
 /// Names of the checks that a run of `suite` is judged by, once its baseline is measured and its faults have fired.

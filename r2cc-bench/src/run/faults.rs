@@ -27,12 +27,12 @@ const RENEWALS: u32 = 5;
 /// The function whose calls a fault's position counts.
 #[derive(Debug, Clone)]
 pub(super) struct Called {
-    /// What the workload calls it.
+    /// What faults call it.
     pub(super) op: Op,
     /// The executable or library that holds it.
     pub(super) binary: PathBuf,
     /// Its symbol.
-    pub(super) symbol: &'static str,
+    pub(super) symbol: String,
     /// Counts only calls with this first argument.
     pub(super) arg0: Option<u64>,
 }
@@ -41,7 +41,7 @@ impl Called {
     /// What every collective of the native engine calls, in the executable that the ranks run.
     pub(super) fn on_host(program: PathBuf) -> Self {
         let arg0 = Some(Collective::AllReduce as u64);
-        Self { op: Op::AllReduce, binary: program, symbol: "r2cc_collective_begin", arg0 }
+        Self { op: Op::AllReduce, binary: program, symbol: "r2cc_collective_begin".into(), arg0 }
     }
 }
 
@@ -56,8 +56,8 @@ pub enum Cutter {
 
 /// What a fault needs to know of the job.
 pub(super) struct JobFacts<'a> {
-    /// What the workload calls.
-    pub(super) called: Called,
+    /// What the workload calls, one function an operation.
+    pub(super) called: Vec<Called>,
     /// Process of the lowest rank of each node.
     pub(super) pids: Vec<(String, u32)>,
     /// Bytes that a port receives in a healthy collective.
@@ -131,10 +131,11 @@ impl<'a> FaultDriver<'a> {
         let (node, nic) = places.first().context("a fault without a port")?;
         let pid = facts.pids.iter().find(|(name, _)| name == node || fault.target.is_rail()).map(|(_, pid)| *pid);
         let call = |op: Op, n: u64| -> Result<CallPoint> {
-            let Called { op: called, binary, symbol, arg0 } = facts.called.clone();
-            anyhow::ensure!(op == called, "the workload calls {called}, not {op}");
+            let called = facts.called.iter().find(|called| called.op == op);
+            let Called { binary, symbol, arg0, .. } =
+                called.with_context(|| format!("the workload does not call {op}"))?.clone();
             let pid = pid.with_context(|| format!("no rank on {node}"))?;
-            Ok(CallPoint { pid, binary, symbol: symbol.into(), arg0, n })
+            Ok(CallPoint { pid, binary, symbol, arg0, n })
         };
         let (mut arm_at, mut asked_bytes) = (Some(Instant::now()), None);
         let trigger = match &fault.from {

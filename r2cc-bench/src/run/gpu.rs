@@ -50,7 +50,7 @@ pub struct GpuSettings {
 
 impl GpuSettings {
     /// Where the plugin is looked for.
-    fn plugin(&self, program: &Path) -> PathBuf {
+    pub fn plugin(&self, program: &Path) -> PathBuf {
         let named = self.plugin.clone().or_else(|| env::var_os(PLUGIN_VARIABLE).map(PathBuf::from));
         let beside = || program.parent().and_then(Path::parent).unwrap_or(Path::new("/")).join("lib").join(PLUGIN);
         let path = named.unwrap_or_else(beside);
@@ -135,37 +135,91 @@ pub(super) fn config(suite: &Suite, settings: &Settings, rank: usize, facts: &Gp
     }
 }
 
-/// The variables of a rank. What makes the nodes is ours; the rest is the user's, where he has set it.
+/// How a program comes by our net plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Loading {
+    /// Not at all: NCCL's own sockets.
+    None,
+    /// By LD_PRELOAD alone; the plugin's constructor does the rest.
+    Preload,
+    /// By NCCL_NET_PLUGIN alone, its file on the search path.
+    Plugin,
+}
+
+/// The variables of a rank, with NCCL left to itself where the suite asks for no library.
 pub(super) fn variables(suite: &Suite, settings: &Settings, config: &RankConfig) -> Vec<(String, OsString)> {
-    let nics = format!("={}", config.nics.join(","));
+    let loading = if suite.library.mode == Mode::None { Loading::None } else { Loading::Preload };
+    let plugin = settings.gpu.plugin(&settings.program);
+    nccl_variables(loading, &plugin, &config.node, &config.nics, config.rank, &config.events)
+}
+
+/// What makes NCCL take a namespace for a host with these NICs. What makes the nodes is ours; the rest is the
+/// user's, where he has set it.
+pub(super) fn nccl_variables(
+    loading: Loading,
+    plugin: &Path,
+    node: &str,
+    nics: &[String],
+    rank: usize,
+    events: &Path,
+) -> Vec<(String, OsString)> {
+    let listed = format!("={}", nics.join(","));
     let ours = |name: &str, value: &str| (name.to_owned(), OsString::from(value));
-    let mut all = vec![ours("NCCL_HOSTID", &config.node)];
+    // In front of what the user's own variable says.
+    let before = |name: &str, path: &Path| {
+        let mut value = path.as_os_str().to_owned();
+        if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
+            value.push(":");
+            value.push(others);
+        }
+        (name.to_owned(), value)
+    };
+    let mut all = vec![ours("NCCL_HOSTID", node)];
     let defaults = [
         ("NCCL_IB_DISABLE", "1".to_owned()),
         ("NCCL_NVLS_ENABLE", "0".to_owned()),
         ("NCCL_MNNVL_ENABLE", "0".to_owned()),
         // Ranks share a GPU by time slices: one channel for each NIC, and no more.
-        ("NCCL_MIN_NCHANNELS", config.nics.len().to_string()),
-        ("NCCL_MAX_NCHANNELS", config.nics.len().to_string()),
+        ("NCCL_MIN_NCHANNELS", nics.len().to_string()),
+        ("NCCL_MAX_NCHANNELS", nics.len().to_string()),
         ("NCCL_DEBUG", "INFO".to_owned()),
         ("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV".to_owned()),
     ];
     all.extend(defaults.iter().filter(|(name, _)| env::var_os(name).is_none()).map(|(name, value)| ours(name, value)));
-    if suite.library.mode == Mode::None {
-        all.extend([ours("NCCL_SOCKET_IFNAME", &nics), ours("NCCL_NET_PLUGIN", "none"), ours("NCCL_NET", "Socket")]);
-    } else {
-        let mut preload = settings.gpu.plugin(&settings.program).into_os_string();
-        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
+    match loading {
+        Loading::None => all.extend([
+            ours("NCCL_SOCKET_IFNAME", &listed),
+            ours("NCCL_NET_PLUGIN", "none"),
+            ours("NCCL_NET", "Socket"),
+        ]),
+        Loading::Preload => all.push(before("LD_PRELOAD", plugin)),
+        Loading::Plugin => {
+            all.push(ours("NCCL_NET_PLUGIN", "r2cc"));
+            all.push(before("LD_LIBRARY_PATH", plugin.parent().unwrap_or(Path::new("."))));
         }
-        all.push(("LD_PRELOAD".into(), preload));
-        all.push(("R2CC_EVENTS".into(), config.events.clone().into_os_string()));
-        all.push(ours("R2CC_RANK", &config.rank.to_string()));
-        all.extend([ours("NCCL_SOCKET_IFNAME", &format!("={MANAGEMENT_NIC}")), ours("R2CC_IFNAME", &nics)]);
+    }
+    if loading != Loading::None {
+        all.push(("R2CC_EVENTS".into(), events.as_os_str().to_owned()));
+        all.push(ours("R2CC_RANK", &rank.to_string()));
+        all.extend([ours("NCCL_SOCKET_IFNAME", &format!("={MANAGEMENT_NIC}")), ours("R2CC_IFNAME", &listed)]);
     }
     all
 }
+
+/// What faults may count the calls of in a program that uses NCCL: the operation, the library by the begin of its
+/// file's name, and the function.
+pub(super) const COUNTED: [(Op, &str, &str); 8] = [
+    (Op::AllReduce, NCCL_FILE, nccl::ALL_REDUCE),
+    (Op::AllGather, NCCL_FILE, "ncclAllGather"),
+    (Op::ReduceScatter, NCCL_FILE, "ncclReduceScatter"),
+    (Op::Broadcast, NCCL_FILE, "ncclBroadcast"),
+    (Op::Reduce, NCCL_FILE, "ncclReduce"),
+    (Op::SendRecv, NCCL_FILE, "ncclSend"),
+    (Op::AllToAll, NCCL_FILE, "ncclAlltoAll"),
+    (Op::GraphLaunch, "libcuda.so", GRAPH_LAUNCH),
+];
+const NCCL_FILE: &str = "libnccl.so";
+const GRAPH_LAUNCH: &str = "cuGraphLaunch";
 
 impl Session<'_> {
     /// Brings the ranks into one communicator; shows which libraries they really use.
@@ -192,12 +246,12 @@ impl Session<'_> {
             self.verify_libraries(job.pid(config.rank), config.rank, &facts)?;
         }
         let (op, binary, symbol) = if graph {
-            (Op::GraphLaunch, facts.libcuda, "cuGraphLaunch")
+            (Op::GraphLaunch, facts.libcuda, GRAPH_LAUNCH)
         } else {
             (Op::AllReduce, facts.libnccl, nccl::ALL_REDUCE)
         };
         self.note(format!("faults count calls of {symbol} in {}", binary.display()))?;
-        self.called = Some(Called { op, binary, symbol, arg0: None });
+        self.called = Some(Called { op, binary, symbol: symbol.into(), arg0: None });
         let log = fs::read_to_string(self.out.join("rank-0.log")).unwrap_or_default();
         if let Some(network) = network(&log) {
             self.note(format!("NCCL {} uses network {network}", facts.nccl))?;

@@ -5,12 +5,14 @@ mod counters;
 mod environment;
 mod faults;
 mod gpu;
+mod launch;
 mod progress;
 mod ranks;
 mod sweep;
 
 pub use faults::{Cutter, LEASE};
-pub use gpu::GpuSettings;
+pub use gpu::{GpuSettings, Loading};
+pub use launch::{Counted, LaunchSettings, LaunchSummary, Launched, launch};
 pub use progress::Progress;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use std::time::Duration;
 use anyhow::Result;
 use r2cc::transport::now;
 use r2cc_inject::change::ChangeError;
+use r2cc_inject::fault::Fault;
 use r2cc_inject::watcher::WatchError;
 use r2cc_inject::{Injector, PortSpec};
 
@@ -222,13 +225,8 @@ struct Session<'a> {
 impl Session<'_> {
     fn conduct(&mut self) -> Result<()> {
         let rate = self.suite.scale(self.row).and_then(|scale| scale.nic_rate).map(|rate| rate.0);
-        let nics: Vec<&str> = self.suite.cluster.nics.iter().map(String::as_str).collect();
-        let fabric = match self.suite.cluster.fabric {
-            crate::suite::Fabric::Rails => cluster::Fabric::Rails,
-            crate::suite::Fabric::Any => cluster::Fabric::Any,
-        };
-        let spec = cluster::ClusterSpec::uniform(self.suite.cluster.nodes as usize, &nics, rate, fabric);
-        self.note(format!("cluster: {} nodes, NICs {}", spec.nodes.len(), nics.join(", ")))?;
+        let spec = cluster_spec(self.suite, rate);
+        self.note(format!("cluster: {} nodes, NICs {}", spec.nodes.len(), self.suite.cluster.nics.join(", ")))?;
         let cluster = EmulatedCluster::build(&spec)?;
 
         self.note("plain TCP: measuring goodput".into())?;
@@ -236,7 +234,7 @@ impl Session<'_> {
         self.record.goodput_bits_s = goodput.nodes.iter().map(|n| (n.node.clone(), n.received_bits_s)).collect();
         self.log.record(at_ns(), Event::Goodput(self.record.goodput_bits_s.clone()))?;
 
-        let injector = Injector::attach(&self.ports(&cluster))?;
+        let injector = Injector::attach(&ports(&cluster, &self.suite.faults))?;
         let driver =
             Mutex::new(FaultDriver::new(&cluster, injector, self.settings.program.clone(), self.settings.lease));
         let configs = self.configs(&cluster);
@@ -258,22 +256,6 @@ impl Session<'_> {
         drop(job);
         let told = self.collect_stories(&configs);
         outcome.and(told)
-    }
-
-    /// Ports to count at and to act on.
-    fn ports<'c>(&self, cluster: &'c EmulatedCluster) -> Vec<PortSpec<'c>> {
-        use std::os::fd::AsFd;
-        let wants_mgmt = self.suite.faults.iter().any(|fault| fault.target.nic == MANAGEMENT_NIC);
-        let of = |node: &'c cluster::Node| {
-            let mgmt = wants_mgmt.then_some(&node.mgmt);
-            node.nics.iter().chain(mgmt).map(|nic| PortSpec {
-                node: node.name.clone(),
-                nic: nic.name.clone(),
-                netns: Some(node.netns.as_fd()),
-                ifname: nic.name.clone(),
-            })
-        };
-        cluster.nodes().iter().flat_map(of).collect()
     }
 
     fn configs(&self, cluster: &EmulatedCluster) -> Vec<RankConfig> {
@@ -316,7 +298,7 @@ impl Session<'_> {
         let record = &*self.record;
         let healthy = |node: &str, nic: &str| figures::healthy_port_rx_bytes(record, node, nic);
         let called = self.called.clone().unwrap_or_else(|| Called::on_host(self.settings.program.clone()));
-        let facts = JobFacts { called, pids, healthy: &healthy, seed: self.settings.seed };
+        let facts = JobFacts { called: vec![called], pids, healthy: &healthy, seed: self.settings.seed };
         lock(driver).arm(&self.suite.faults, self.settings.cutter, &facts)?;
 
         let mut starts = Vec::new();
@@ -457,8 +439,13 @@ impl Session<'_> {
             self.record.repairs.extend(story.repairs);
             self.record.fault_view.insert(rank, story.view);
             self.record.switch.extend(story.switch.map(|collective| (rank, collective)));
-            let most = &mut self.record.transport.readmissions;
-            *most = (*most).max(story.readmissions);
+            let sums = &mut self.record.transport;
+            sums.payload_bytes += story.transport.payload_bytes;
+            sums.replayed_bytes += story.transport.replayed_bytes;
+            sums.paths_suspected += story.transport.paths_suspected;
+            sums.paths_failed += story.transport.paths_failed;
+            sums.paths_down_at_end += story.transport.paths_down_at_end;
+            sums.readmissions = sums.readmissions.max(story.readmissions);
         }
         Ok(())
     }
@@ -467,6 +454,32 @@ impl Session<'_> {
         self.progress.note(&text);
         Ok(self.log.record(at_ns(), Event::Note { text })?)
     }
+}
+
+/// The cluster that a suite describes, its NICs at this rate.
+fn cluster_spec(suite: &Suite, rate_bits_s: Option<u64>) -> cluster::ClusterSpec {
+    let nics: Vec<&str> = suite.cluster.nics.iter().map(String::as_str).collect();
+    let fabric = match suite.cluster.fabric {
+        crate::suite::Fabric::Rails => cluster::Fabric::Rails,
+        crate::suite::Fabric::Any => cluster::Fabric::Any,
+    };
+    cluster::ClusterSpec::uniform(suite.cluster.nodes as usize, &nics, rate_bits_s, fabric)
+}
+
+/// Ports to count at and to act on.
+fn ports<'c>(cluster: &'c EmulatedCluster, faults: &[Fault]) -> Vec<PortSpec<'c>> {
+    use std::os::fd::AsFd;
+    let wants_mgmt = faults.iter().any(|fault| fault.target.nic == MANAGEMENT_NIC);
+    let of = |node: &'c cluster::Node| {
+        let mgmt = wants_mgmt.then_some(&node.mgmt);
+        node.nics.iter().chain(mgmt).map(|nic| PortSpec {
+            node: node.name.clone(),
+            nic: nic.name.clone(),
+            netns: Some(node.netns.as_fd()),
+            ifname: nic.name.clone(),
+        })
+    };
+    cluster.nodes().iter().flat_map(of).collect()
 }
 
 fn lock<'a, 'c>(driver: &'a Mutex<FaultDriver<'c>>) -> std::sync::MutexGuard<'a, FaultDriver<'c>> {

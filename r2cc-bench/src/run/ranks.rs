@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use r2cc::control::{Component, PathHealth, ViewEntry};
 use serde::Deserialize;
 
-use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord};
+use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord, TransportRecord};
 use crate::report::Event;
 
 /// One line of an event file, as far as it is used here.
@@ -27,6 +27,12 @@ struct Line {
     view: Option<Vec<ViewEntry>>,
     collective: Option<u64>,
     schedule: Option<String>,
+    /// Which of several links to the same peer; the native engine has one.
+    link: Option<u64>,
+    payload_bytes: Option<u64>,
+    paths_suspected: Option<u64>,
+    paths_failed: Option<u64>,
+    paths_down: Option<u64>,
 }
 
 /// What one rank told.
@@ -39,6 +45,8 @@ pub(super) struct RankStory {
     pub(super) readmissions: u32,
     /// The AllReduce from which the first new schedule held, counted from the first of the baseline.
     pub(super) switch: Option<u64>,
+    /// Sums of the links that wrote theirs here, as under NCCL; the native engine's ranks report them.
+    pub(super) transport: TransportRecord,
 }
 
 /// The trouble that a rank saw for the longest time: a fault is told path by path, and so is its end.
@@ -52,10 +60,13 @@ fn longest_held(views: Vec<(u64, Vec<FaultViewEntry>)>, end_ns: u64) -> Vec<Faul
 pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<RankStory> {
     let text = fs::read_to_string(file).with_context(|| format!("event file {}", file.display()))?;
     let mut story = RankStory::default();
-    let mut readmitted: BTreeMap<(u32, String), u32> = BTreeMap::new();
-    let mut owed: BTreeMap<(u32, String), u64> = BTreeMap::new();
-    let mut resumed: BTreeMap<(u32, String), u64> = BTreeMap::new();
-    let mut noticed_at: BTreeMap<(u32, String), u64> = BTreeMap::new();
+    // By link, peer and NIC.
+    let mut readmitted: BTreeMap<PathKey, u32> = BTreeMap::new();
+    let mut owed: BTreeMap<PathKey, u64> = BTreeMap::new();
+    let mut resumed: BTreeMap<PathKey, u64> = BTreeMap::new();
+    let mut noticed_at: BTreeMap<PathKey, u64> = BTreeMap::new();
+    // Links that lose the same NIC towards the same peer are one repair, until it is readmitted.
+    let mut open: BTreeMap<(u32, String), usize> = BTreeMap::new();
     let mut views: Vec<(u64, Vec<FaultViewEntry>)> = Vec::new();
     let mut end_ns = 0;
     for (number, line) in text.lines().enumerate() {
@@ -71,12 +82,25 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: "switch".into(), text });
             continue;
         }
+        if line.event == "totals" {
+            let TransportRecord {
+                payload_bytes, replayed_bytes, paths_suspected, paths_failed, paths_down_at_end, ..
+            } = &mut story.transport;
+            *payload_bytes += line.payload_bytes.unwrap_or(0);
+            *replayed_bytes += line.replayed_bytes.unwrap_or(0);
+            *paths_suspected += line.paths_suspected.unwrap_or(0);
+            *paths_failed += line.paths_failed.unwrap_or(0);
+            *paths_down_at_end += line.paths_down.unwrap_or(0);
+            continue;
+        }
         if let ("resumed", Some(peer), Some(nic)) = (line.event.as_str(), line.peer, &line.nic) {
-            resumed.insert((peer, nic.clone()), line.at_ns);
+            let path = (line.link, peer, nic.clone());
             // The path may have been given up before, or after, the others took over.
-            let open = story.repairs.iter_mut().rev().find(|r| r.peer == peer && r.nic == *nic);
-            if let (Some(repair), Some(noticed)) = (open, noticed_at.get(&(peer, nic.clone()))) {
-                repair.detect_to_resume_ms.get_or_insert(line.at_ns.saturating_sub(*noticed) as f64 / 1e6);
+            let repair = open.get(&(peer, nic.clone())).map(|at| &mut story.repairs[*at]);
+            if let (Some(repair), Some(noticed)) = (repair, noticed_at.remove(&path)) {
+                wait_for(repair, line.at_ns.saturating_sub(noticed));
+            } else {
+                resumed.insert(path, line.at_ns);
             }
             continue;
         }
@@ -88,26 +112,38 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             line.from.as_deref().unwrap_or("?")
         );
         story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: to.clone(), text });
-        let path = (peer, nic.clone());
+        let path = (line.link, peer, nic.clone());
         *owed.entry(path.clone()).or_default() += line.replayed_bytes.unwrap_or(0);
         match (line.event.as_str(), line.from.as_deref(), to.as_str()) {
-            ("path", Some("proving"), "live") => *readmitted.entry(path).or_default() += 1,
+            ("path", Some("proving"), "live") => {
+                open.remove(&(peer, nic.clone()));
+                *readmitted.entry(path).or_default() += 1;
+            }
             ("path", Some("live" | "suspect" | "opening"), "failed") => {
                 let noticed = line.noticed_ns.unwrap_or(line.at_ns);
                 noticed_at.insert(path.clone(), noticed);
                 let dropped = faults.iter().filter_map(|f| f.first_drop_ns).filter(|at| *at <= noticed).max();
-                story.repairs.push(RepairRecord {
-                    rank,
-                    peer,
-                    nic: nic.clone(),
-                    cause,
-                    first_drop_to_detect_ms: dropped.map(|at| (noticed - at) as f64 / 1e6),
-                    detect_to_resume_ms: resumed
-                        .remove(&path)
-                        .filter(|at| *at >= noticed)
-                        .map(|at| (at - noticed) as f64 / 1e6),
-                    replayed_bytes: owed.remove(&path).unwrap_or(0),
+                let at = *open.entry((peer, nic.clone())).or_insert_with(|| {
+                    story.repairs.push(RepairRecord {
+                        rank,
+                        peer,
+                        nic: nic.clone(),
+                        cause,
+                        first_drop_to_detect_ms: None,
+                        detect_to_resume_ms: None,
+                        replayed_bytes: 0,
+                    });
+                    story.repairs.len() - 1
                 });
+                let repair = &mut story.repairs[at];
+                repair.replayed_bytes += owed.remove(&path).unwrap_or(0);
+                // The first link to notice counts: one that has nothing to send has nothing to notice.
+                let late = dropped.map(|at| (noticed - at) as f64 / 1e6);
+                repair.first_drop_to_detect_ms = repair.first_drop_to_detect_ms.or(late);
+                if let Some(at) = resumed.remove(&path).filter(|at| *at >= noticed) {
+                    noticed_at.remove(&path);
+                    wait_for(repair, at - noticed);
+                }
             }
             _ => {}
         }
@@ -115,6 +151,15 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     story.view = longest_held(views, end_ns);
     story.readmissions = readmitted.into_values().max().unwrap_or(0);
     Ok(story)
+}
+
+/// Link, peer, local NIC.
+type PathKey = (Option<u64>, u32, String);
+
+/// A link of this repair went on so long after its own detection; the slowest counts.
+fn wait_for(repair: &mut RepairRecord, ns: u64) {
+    let ms = ns as f64 / 1e6;
+    repair.detect_to_resume_ms = Some(repair.detect_to_resume_ms.map_or(ms, |known| known.max(ms)));
 }
 
 fn entry(entry: &ViewEntry) -> FaultViewEntry {
@@ -148,5 +193,53 @@ mod tests {
         assert_eq!(longest_held(views.clone(), 100), named("rail-3"));
         assert_eq!(longest_held([views, vec![(22, Vec::new())]].concat(), 100), named("rail-2"));
         assert_eq!(longest_held(Vec::new(), 100), Vec::new());
+    }
+
+    /// One line of an event file, as the net plugin writes it.
+    fn path(at_ns: u64, link: u64, from: &str, to: &str, replayed: u64) -> String {
+        format!(
+            r#"{{"at_ns":{at_ns},"event":"path","link":{link},"peer":1,"nic":"mlx5_2","peer_nic":"mlx5_2","from":"{from}","to":"{to}","cause":"stall","noticed_ns":{at_ns},"replayed_bytes":{replayed}}}"#
+        )
+    }
+
+    fn resumed(at_ns: u64, link: u64) -> String {
+        format!(r#"{{"at_ns":{at_ns},"event":"resumed","link":{link},"peer":1,"nic":"mlx5_2"}}"#)
+    }
+
+    fn story(lines: &[String]) -> RankStory {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), lines.join("\n")).unwrap();
+        let fault = FaultRecord { first_drop_ns: Some(1_000_000), ..FaultRecord::default() };
+        read(file.path(), 0, &[fault]).unwrap()
+    }
+
+    #[test]
+    fn links_that_lose_the_same_nic_are_one_repair_until_it_is_readmitted() {
+        let (ms, link) = (1_000_000, |n| n);
+        let lost = vec![
+            path(21 * ms, link(1), "live", "suspect", 10),
+            path(22 * ms, link(2), "live", "suspect", 20),
+            resumed(25 * ms, 1),
+            path(80 * ms, link(1), "suspect", "failed", 1),
+            path(81 * ms, link(2), "suspect", "failed", 2),
+            resumed(90 * ms, 2),
+        ];
+        let one = story(&lost);
+        let [repair] = one.repairs.as_slice() else { panic!("{:?}", one.repairs) };
+        assert_eq!((repair.peer, repair.replayed_bytes), (1, 33));
+        assert_eq!(repair.first_drop_to_detect_ms, Some(79.0), "of the link that noticed first");
+        assert_eq!(repair.detect_to_resume_ms, Some(9.0), "of the link that was slowest");
+        let again = [path(200 * ms, 1, "proving", "live", 0), path(300 * ms, 1, "live", "failed", 5)];
+        let two = story(&[lost, again.to_vec()].concat());
+        assert_eq!(two.repairs.len(), 2, "{:?}", two.repairs);
+        assert_eq!((two.repairs[1].replayed_bytes, two.readmissions), (5, 1));
+    }
+
+    #[test]
+    fn the_sums_of_all_links_are_added() {
+        let totals = r#"{"at_ns":1,"event":"totals","link":3,"payload_bytes":100,"replayed_bytes":7,"paths_suspected":2,"paths_failed":1,"paths_down":1}"#;
+        let sums = story(&[totals.to_owned(), totals.to_owned()]).transport;
+        assert_eq!((sums.payload_bytes, sums.replayed_bytes), (200, 14));
+        assert_eq!((sums.paths_suspected, sums.paths_failed, sums.paths_down_at_end), (4, 2, 2));
     }
 }

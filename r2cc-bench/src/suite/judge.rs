@@ -179,30 +179,8 @@ impl Judge<'_> {
     }
 
     fn target(&mut self, at: &[&str], target: &Target) {
-        let cluster = &self.suite.cluster;
-        if target.is_rail() {
-            let rails: Vec<String> = (0..cluster.nics.len()).map(Suite::rail_name).collect();
-            if cluster.fabric == Fabric::Any {
-                let what = "a fabric where every NIC reaches every other has no rails to cut";
-                self.say(at, what, "set cluster.fabric: rails, or name a NIC of a node");
-            } else if !rails.contains(&target.nic) {
-                let what = format!("the switch has no rail `{}`", target.nic);
-                self.say(at, what, suggestion(&target.nic, &rails));
-            }
-            return;
-        }
-        let nodes = self.suite.node_names();
-        if !nodes.contains(&target.node) {
-            let mut known = nodes;
-            known.push(Target::SWITCH.to_string());
-            let hint = suggestion(&target.node, &known);
-            self.say(at, format!("there is no node `{}`", target.node), hint);
-        }
-        let mut nics = cluster.nics.clone();
-        nics.push(MANAGEMENT_NIC.to_string());
-        if !nics.contains(&target.nic) {
-            let hint = suggestion(&target.nic, &nics);
-            self.say(at, format!("nodes have no NIC `{}`", target.nic), hint);
+        for (what, hint) in misplaced(self.suite, target) {
+            self.say(at, what, hint);
         }
     }
 
@@ -407,6 +385,35 @@ impl Judge<'_> {
             }
         }
     }
+}
+
+/// What is wrong with the place of a fault, each with a hint; empty when the suite's cluster has that port or rail.
+pub(crate) fn misplaced(suite: &Suite, target: &Target) -> Vec<(String, String)> {
+    let cluster = &suite.cluster;
+    let mut found = Vec::new();
+    if target.is_rail() {
+        let rails: Vec<String> = (0..cluster.nics.len()).map(Suite::rail_name).collect();
+        if cluster.fabric == Fabric::Any {
+            let what = "a fabric where every NIC reaches every other has no rails to cut";
+            found.push((what.to_string(), "set cluster.fabric: rails, or name a NIC of a node".to_string()));
+        } else if !rails.contains(&target.nic) {
+            let what = format!("the switch has no rail `{}`", target.nic);
+            found.push((what, suggestion(&target.nic, &rails)));
+        }
+        return found;
+    }
+    let nodes = suite.node_names();
+    if !nodes.contains(&target.node) {
+        let mut known = nodes;
+        known.push(Target::SWITCH.to_string());
+        found.push((format!("there is no node `{}`", target.node), suggestion(&target.node, &known)));
+    }
+    let mut nics = cluster.nics.clone();
+    nics.push(MANAGEMENT_NIC.to_string());
+    if !nics.contains(&target.nic) {
+        found.push((format!("nodes have no NIC `{}`", target.nic), suggestion(&target.nic, &nics)));
+    }
+    found
 }
 
 fn suggestion(text: &str, known: &[String]) -> String {

@@ -20,6 +20,7 @@ mod values;
 pub use error::{Problem, SuiteError};
 pub use expect::{Checks, ElementCheck, Near, NodeBytes, Statistic, SweepGoodput, SweepRatio, TimeRatio, TimeRatios};
 pub use judge::MANAGEMENT_NIC;
+pub(crate) use judge::misplaced;
 #[cfg(test)]
 pub(crate) use load::departures;
 pub use load::{Listed, MODELINE, list, schema};

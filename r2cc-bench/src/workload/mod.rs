@@ -55,7 +55,7 @@ pub struct RankConfig {
 /// Seconds that a link may be without a live path before every rank gets an error.
 pub(crate) const LINK_BOUND_S: u64 = 30;
 /// Port of the rendezvous, inside the cluster's own namespaces.
-const RENDEZVOUS_PORT: u16 = 29_500;
+pub(crate) const RENDEZVOUS_PORT: u16 = 29_500;
 
 impl RankConfig {
     /// Of every rank of an emulated cluster, node by node, with their event files in `out`; no collective yet.
