@@ -48,6 +48,24 @@ fn sums_are_right_in_place_and_out_of_place_for_many_sizes() {
 }
 
 #[test]
+fn small_and_large_sums_have_the_same_bits_on_every_rank() {
+    for world in [2, 3, 4, 5] {
+        with_ranks(world, |comm| {
+            // Sums that depend on the order of addition.
+            for elements in [1, 7, 1024, 20_000] {
+                let scale = [1.0_f32, 1e-3, 3e7, 7e-8, 0.3][comm.rank()];
+                let mut sums: Vec<f32> = (0..elements).map(|i| (i as f32 + 0.1) * scale).collect();
+                comm.all_reduce_in_place(&mut sums, ReduceOp::Sum).unwrap();
+                let mut all = vec![0.0; sums.len() * comm.world()];
+                comm.all_gather(&sums, &mut all).unwrap();
+                let same = |other: &[f32]| other.iter().zip(&sums).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(all.chunks(sums.len()).all(same), "{elements} elements, world {}", comm.world());
+            }
+        });
+    }
+}
+
+#[test]
 fn every_operator_and_type_is_served() {
     with_ranks(3, |comm| {
         let rank = comm.rank();
