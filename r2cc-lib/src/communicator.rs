@@ -253,6 +253,7 @@ impl Builder {
             wake: Arc::clone(&wake),
             commands,
             log,
+            status: crate::status::Source::register(),
             link_bound,
         };
         let driving = Arc::new(Driving::new(engine).map_err(io_error("watch the links"))?);

@@ -3,6 +3,7 @@
 
 mod driving;
 mod switching;
+mod telling;
 
 pub(crate) use driving::Driving;
 
@@ -26,6 +27,7 @@ use crate::pace::PaceWatch;
 use crate::planner::Planner;
 use crate::repair::{PathState, Time, Totals, Transition};
 use crate::schedule::{Class, RankPlan, Schedule};
+use crate::status::LastTransition;
 use crate::topology::{Member, PairOfNics};
 use crate::transport::{Corruption, IDLE_TICK, LinkEvent, LinkStatus, Links, RankLinks, Stream, TICK, now};
 
@@ -85,6 +87,7 @@ pub(crate) struct Engine {
     pub(crate) wake: Arc<EventFd>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) log: EventLog,
+    pub(crate) status: crate::status::Source,
     pub(crate) link_bound: Time,
     pub(crate) planner: Planner,
     pub(crate) gate: Arc<Gate<Schedule>>,
@@ -94,6 +97,9 @@ pub(crate) struct Engine {
 /// What changes while the engine runs.
 pub(crate) struct State {
     running: Option<(Execution, Answer)>,
+    /// Plans that have begun.
+    begun: u64,
+    last_transition: Option<LastTransition>,
     connecting: Option<(Vec<Stream>, Time, Answer)>,
     switch: Switch<Schedule>,
     /// Links that a proposed schedule needs, and when it has to do without those that are not there.
@@ -122,6 +128,8 @@ impl State {
     pub(crate) fn new(roster: &[Member], me: usize, first: Schedule) -> Self {
         Self {
             running: None,
+            begun: 0,
+            last_transition: None,
             connecting: None,
             switch: Switch::new(me, roster.len(), 0, first),
             preparing: None,
@@ -180,6 +188,9 @@ impl Engine {
             self.check_preparing(at);
             self.check_pace(at);
             self.tell_view(at);
+            if self.status.is_asked() {
+                self.status.answer(vec![self.told()]);
+            }
         }
         self.read_commands(at);
         self.settle(at);
@@ -232,6 +243,7 @@ impl Engine {
                     self.links.corrupt(corruption, bytes as u64);
                 }
                 self.state.running = Some((execution, answer));
+                self.state.begun += 1;
             }
             Command::Connect { streams, deadline, answer } => {
                 for stream in &streams {
@@ -392,10 +404,11 @@ impl Engine {
         }
         let event = json!({
             "peer": peer, "nic": self.nic_name(self.me, pair.from_nic), "peer_nic": self.nic_name(peer, pair.to_nic),
-            "from": format!("{:?}", t.from).to_lowercase(), "to": format!("{:?}", t.to).to_lowercase(),
+            "from": t.from.word(), "to": t.to.word(),
             "cause": t.cause.word(), "noticed_ns": t.noticed_at.as_nanos() as u64, "replayed_bytes": t.replayed_bytes,
         });
         self.log.write(t.at, "path", &event);
+        self.remember(peer, pair, &t);
         let (Some(from_nic), Some(to_nic)) = (pair.from_nic, pair.to_nic) else { return };
         let health = match (t.from, t.to) {
             (PathState::Live | PathState::Suspect | PathState::Opening, PathState::Failed) => PathHealth::Down,

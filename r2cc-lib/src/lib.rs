@@ -13,6 +13,7 @@ mod planner;
 pub mod repair;
 pub mod schedule;
 mod settings;
+pub mod status;
 pub mod topology;
 pub mod transport;
 

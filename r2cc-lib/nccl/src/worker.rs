@@ -3,6 +3,7 @@
 
 mod driver;
 mod notice;
+mod telling;
 
 use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -177,7 +177,9 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
     std::fs::create_dir_all(&folder).unwrap();
     let events = folder.join("events-%p.jsonl");
     let script = with(script(11), json!({"messages": 3000}));
-    let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_EVENTS", events.to_str().unwrap())]);
+    let sockets = folder.join("status-%p");
+    let variables = [("R2CC_EVENTS", events.to_str().unwrap()), ("R2CC_STATUS", sockets.to_str().unwrap())];
+    let mut hosts = pair(&cluster, [&script, &script], &variables);
     while hosts[0].progress() < 64 {}
     let (mut injector, id) = cut(&cluster, &["mlx5_2"]);
     wait_for_drops(&injector, id);
@@ -187,8 +189,15 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
         assert!(Instant::now() < end, "the cut was never noticed");
         std::thread::sleep(Duration::from_millis(5));
     }
+    let socket = folder.join(format!("status-{}", hosts[0].child.id()));
+    let status: r2cc::status::ProcessStatus = serde_json::from_str(&r2cc::status::read(&socket).unwrap()).unwrap();
+    let links = || status.comms.iter().flat_map(|comm| &comm.links);
+    let lost = links().flat_map(|link| &link.paths).find(|path| path.state != "live");
+    assert!(lost.is_some_and(|path| path.nic == "mlx5_2" && path.peer_nic == "mlx5_2"), "{status:#?}");
+    assert!(status.comms.iter().any(|comm| comm.last_transition.is_some() && comm.payload_bytes > 0), "{status:#?}");
     injector.heal(id).unwrap();
     hosts.iter_mut().for_each(assert_clean);
+    assert!(!socket.exists(), "the socket goes with its last I/O thread");
     let lines: Vec<Value> =
         std::fs::read_to_string(own).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let failed: Vec<&Value> = lines.iter().filter(|l| l["event"] == "path" && l["to"] == "failed").collect();

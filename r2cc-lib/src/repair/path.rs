@@ -16,6 +16,19 @@ pub enum PathState {
     Proving,
 }
 
+impl PathState {
+    /// The state in one word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Live => "live",
+            Self::Suspect => "suspect",
+            Self::Failed => "failed",
+            Self::Proving => "proving",
+        }
+    }
+}
+
 /// What can happen to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PathEvent {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use r2cc::control::NicWatch;
 use r2cc::repair::{PathState, ReceiverError, Time, Transition};
+use r2cc::status::{LastTransition, Source};
 use r2cc::topology::{Nic, PairOfNics};
-use r2cc::transport::{LinkEvent, Links, Side, Sink, Source, now};
+use r2cc::transport::{self, LinkEvent, Links, Side, Sink, now};
 use serde_json::json;
 use socket2::Socket;
 
@@ -41,17 +42,20 @@ const LOG_TIME: Time = Time::from_secs(5);
 const ALL_DOWN: &str = "all NICs that the two nodes share are down or unreachable";
 
 #[derive(Debug)]
-struct Entry {
-    comm: Arc<Comm>,
-    posted: u64,
+pub(super) struct Entry {
+    pub(super) comm: Arc<Comm>,
+    pub(super) posted: u64,
+    pub(super) posted_bytes: u64,
+    pub(super) replayed_bytes: u64,
+    pub(super) last_transition: Option<LastTransition>,
     over: u64,
     /// Slot and length of every message under way.
-    slots: BTreeMap<u64, (u8, u64)>,
-    peer: Peer,
+    pub(super) slots: BTreeMap<u64, (u8, u64)>,
+    pub(super) peer: Peer,
     /// Messages that the other end has dealt with, once it has said goodbye.
     peer_left: Option<u64>,
     /// When NCCL closed it; what is left is to let the other end know.
-    closed_at: Option<Time>,
+    pub(super) closed_at: Option<Time>,
     /// Paths of an outgoing link.
     paths: usize,
     /// How each path that is out of service failed.
@@ -64,8 +68,8 @@ pub(super) struct Driver {
     nics_up: Vec<bool>,
     nic_watch: NicWatch,
     epoll: Arc<Epoll>,
-    links: Links,
-    entries: HashMap<usize, Entry>,
+    pub(super) links: Links,
+    pub(super) entries: HashMap<usize, Entry>,
     /// How many entries NCCL has closed.
     closing: usize,
     bound: Time,
@@ -75,7 +79,8 @@ pub(super) struct Driver {
     unused_since: Time,
     /// When a NIC's failures (false) and returns (true) were last written to the log.
     logged: BTreeMap<(Option<usize>, bool), Time>,
-    node: String,
+    pub(super) node: String,
+    status: Source,
 }
 
 impl Driver {
@@ -103,6 +108,7 @@ impl Driver {
             unused_since: at,
             logged: BTreeMap::new(),
             node: hub::host_name(),
+            status: Source::register(),
         })
     }
 
@@ -133,6 +139,10 @@ impl Driver {
             if ticked {
                 self.last_tick = at;
                 self.links.handle_tick(at);
+                if self.status.is_asked() {
+                    let comms = self.told();
+                    self.status.answer(comms);
+                }
             }
             self.worker.take_commands(&mut commands);
             let idle = count == 0 && commands.is_empty();
@@ -192,7 +202,7 @@ impl Driver {
             Command::Send { number, slot, memory } => {
                 self.post(number, slot, memory.bytes, |links| {
                     // SAFETY: NCCL keeps the memory as it is until the request is done or the link closed.
-                    let source = unsafe { Source::new(memory.at, memory.bytes) };
+                    let source = unsafe { transport::Source::new(memory.at, memory.bytes) };
                     links.post_send(number, source).map(|message| message.0)
                 });
             }
@@ -223,6 +233,9 @@ impl Driver {
         let entry = Entry {
             comm: Arc::clone(comm),
             posted: 0,
+            posted_bytes: 0,
+            replayed_bytes: 0,
+            last_transition: None,
             over: 0,
             slots: BTreeMap::new(),
             peer: Peer::default(),
@@ -241,6 +254,7 @@ impl Driver {
             Ok(message) => {
                 entry.slots.insert(message, (slot, bytes as u64));
                 entry.posted = message + 1;
+                entry.posted_bytes += bytes as u64;
             }
             // One that the other end has left may have been let go before this was posted.
             Err(_) => entry.posted += u64::from(entry.peer_left.is_some()),
@@ -325,7 +339,7 @@ impl Driver {
         }
     }
 
-    fn nic_name(&self, nic: Option<usize>) -> &str {
+    pub(super) fn nic_name(&self, nic: Option<usize>) -> &str {
         nic.and_then(|nic| self.nics.get(nic)).map_or("?", |nic| nic.name.as_str())
     }
 
@@ -340,13 +354,11 @@ impl Driver {
             entry.comm.set_usable();
         }
         let to = pair.to.ip();
-        let peer_nic = match pair.to_nic.and_then(|nic| entry.peer.nics.get(nic)) {
-            Some(name) => name.clone(),
-            None => to.to_string(),
-        };
+        let peer_nic = entry.peer_nic(pair);
+        entry.remember(&nic, pair, &t);
         let event = json!({
             "link": number, "peer": entry.peer.rank, "peer_node": entry.peer.node, "nic": nic, "peer_nic": peer_nic,
-            "from": format!("{:?}", t.from).to_lowercase(), "to": format!("{:?}", t.to).to_lowercase(),
+            "from": t.from.word(), "to": t.to.word(),
             "cause": t.cause.word(), "noticed_ns": t.noticed_at.as_nanos() as u64, "replayed_bytes": t.replayed_bytes,
         });
         events::write(t.at, "path", &event);
