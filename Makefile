@@ -1,7 +1,7 @@
 # No target: a release build placed in build/bin and build/lib. See README.md.
 CARGO ?= cargo
 # Debian packages that the tests use beside Rust, gcc, make and python.
-TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev
+TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev chromium fonts-dejavu-core
 
 .PHONY: build demo gpu-demo test test-static test-units asan soak bench ebpf doc clean packages
 
@@ -61,7 +61,7 @@ doc:
 
 packages:
 	@if ! command -v ip || ! command -v clang-19 || ! command -v llvm-strip-19 \
-		|| ! command -v iperf3 || [ ! -e /usr/include/bpf/bpf_helpers.h ]; then \
+		|| ! command -v iperf3 || ! command -v chromium || [ ! -e /usr/include/bpf/bpf_helpers.h ]; then \
 		apt-get update -q && apt-get install -y -q --no-install-recommends $(TEST_PACKAGES); fi >/dev/null
 
 clean:

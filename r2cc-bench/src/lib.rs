@@ -2,11 +2,14 @@
 
 pub mod check;
 pub mod cluster;
+pub mod compare;
 pub mod doctor;
 pub mod elements;
 pub mod goodput;
 pub mod gpu;
+pub mod live;
 pub mod perf;
+pub mod replay;
 pub mod report;
 pub mod run;
 pub mod simulate;

@@ -225,6 +225,9 @@ pub struct RepairRecord {
     pub nic: String,
     /// What gave it away: stall, socket error, carrier, notice of the peer.
     pub cause: String,
+    /// When this rank noticed it; none in records of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noticed_ns: Option<u64>,
     /// From the first dropped packet to the detection; none when no packet is known to be dropped.
     pub first_drop_to_detect_ms: Option<f64>,
     /// From the detection to the first replayed byte acknowledged.

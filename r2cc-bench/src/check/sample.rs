@@ -106,6 +106,7 @@ pub(crate) fn record_01() -> RunRecord {
             peer: 5,
             nic: "mlx5_2".into(),
             cause: "stall".into(),
+            noticed_ns: Some(fired_at_ns + 24 * MS),
             first_drop_to_detect_ms: Some(24.0),
             detect_to_resume_ms: Some(1.5),
             replayed_bytes: 1 << 20,

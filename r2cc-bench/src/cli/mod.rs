@@ -1,10 +1,14 @@
 //! The command line: arguments in, text and exit code out. Data goes to stdout, talk to stderr.
 //! [`run`] is the command that runs suites.
 
+mod compare;
 mod launch;
 mod perf;
+mod replay;
+mod report;
 mod run;
 mod simulate;
+mod status;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,9 +16,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use r2cc_bench::doctor::{self, Health};
-use r2cc_bench::report::{ExitCode as Code, summary_schema};
+use r2cc_bench::report::{ExitCode as Code, comparison_schema, event_schema, summary_schema};
+use r2cc_bench::run::{BesideBar, beside};
 use r2cc_bench::suite::{self, Suite};
 use r2cc_bench::{cluster, goodput, workload};
 
@@ -67,13 +72,26 @@ enum Command {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Make the HTML page of a run again, from the folder it left; of a killed run too.
+    Report(report::ReportArgs),
+    /// Tell a recorded run again, event by event.
+    Replay(replay::ReplayArgs),
+    /// Compare two recorded runs, or two sets of them: slower, faster, new and fixed failures.
+    Compare(compare::CompareArgs),
+    /// Say what benches on this machine, and processes that use the library, are doing right now.
+    Status(status::StatusArgs),
     /// Run the schedules' plans on a simulated cluster with random NIC failures, beside the bound.
     Simulate(simulate::SimulateArgs),
-    /// Print the JSON Schema of suite files or of summary.json.
+    /// Print the JSON Schema of suite files, or of what the bench writes.
     Schema {
         /// Which schema.
         #[arg(value_enum, default_value_t = SchemaOf::Suite)]
         of: SchemaOf,
+    },
+    /// Print what completes this command line in a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
     },
     /// Processes that the bench starts itself.
     #[command(hide = true)]
@@ -93,6 +111,10 @@ enum Format {
 enum SchemaOf {
     Suite,
     Summary,
+    /// One line of run.jsonl.
+    Event,
+    /// What `compare --format json` prints.
+    Comparison,
 }
 
 #[derive(Subcommand)]
@@ -130,7 +152,7 @@ enum Role {
 pub(crate) fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("R2CC_LOG").unwrap_or_else(|_| "warn".into()))
-        .with_writer(std::io::stderr)
+        .with_writer(BesideBar::default)
         .init();
     let code = match Cli::try_parse() {
         Ok(cli) => dispatch(cli.command),
@@ -154,11 +176,22 @@ fn dispatch(command: Command) -> Code {
         Command::Validate { suites } => with_suites(&suites, |file, _| format!("{}: valid", file.display())),
         Command::List { folder } => list(&folder),
         Command::Doctor { out, format } => examine(&out, format),
+        Command::Report(args) => report::report(&args),
+        Command::Replay(args) => replay::replay(&args),
+        Command::Compare(args) => compare::compare(&args),
+        Command::Status(args) => status::status(&args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "r2cc-bench", &mut script);
+            said(String::from_utf8_lossy(&script).trim_end(), Code::Pass)
+        }
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Schema { of } => {
             let schema = match of {
                 SchemaOf::Suite => suite::schema().clone(),
                 SchemaOf::Summary => summary_schema(),
+                SchemaOf::Event => event_schema(),
+                SchemaOf::Comparison => comparison_schema(),
             };
             said(format_args!("{schema:#}"), Code::Pass)
         }
@@ -180,7 +213,7 @@ fn watch_interrupts(interrupted: &Arc<AtomicBool>) -> Result<(), Complaint> {
 
 /// An error for the user.
 fn complain(error: impl std::fmt::Display) {
-    eprintln!("r2cc-bench: {error}");
+    beside(|| eprintln!("r2cc-bench: {error}"));
 }
 
 fn with_suites(files: &[PathBuf], each: impl Fn(&Path, &Suite) -> String) -> Code {
@@ -288,7 +321,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use r2cc_bench::live::Live;
 use r2cc_bench::perf::json::Resumable;
 use r2cc_bench::perf::options::{Average, Options, bytes_of, dtypes_of, ops_of};
 use r2cc_bench::perf::session::{self, DOCUMENT};
@@ -274,7 +275,12 @@ fn run(args: &PerfArgs) -> Result<Code, Complaint> {
         corrupt: args.corrupt.map(|row| Corrupt { row: row as usize, seed: 1 }),
         library,
     };
-    let progress = Progress::new(args.quiet);
+    let live = Live::start();
+    live.set(|status| {
+        status.suite = format!("perf {}", state.options.collective.name());
+        status.results = std::path::absolute(&out).unwrap_or_else(|_| out.clone());
+    });
+    let progress = Progress::new(args.quiet, Arc::new(live));
     let text = args.format == Format::Text;
     let finished = state.rows.len();
     if args.resume.is_some() {

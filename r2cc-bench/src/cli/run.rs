@@ -9,7 +9,8 @@ use clap::{Args, ValueEnum};
 use r2cc_bench::check::record::{FaultRecord, IterationRecord};
 use r2cc_bench::check::{self, RunRecord};
 use r2cc_bench::cluster;
-use r2cc_bench::report::{self, ExitCode as Code, FolderError, Paint, Reference, ResultsFolder, Summary};
+use r2cc_bench::live::{self, Live};
+use r2cc_bench::report::{self, Archive, ExitCode as Code, FolderError, Paint, Reference, ResultsFolder, Summary};
 use r2cc_bench::run::{self, Cutter, GpuSettings, LEASE, Progress, Settings};
 use r2cc_bench::suite::{LibrarySpec, Mode, ScaleRow, Suite, Timing};
 use r2cc_bench::workload::support::unsupported;
@@ -54,6 +55,9 @@ pub(super) struct RunArgs {
     /// Seed of whatever is random: lost packets, damage.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Pack the results folders into this file as well.
+    #[arg(long, value_name = "FILE.tar.zst")]
+    archive: Option<PathBuf>,
     /// Form of the result on standard output.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -125,21 +129,45 @@ pub(super) fn run_suites(args: &RunArgs) -> Code {
     if let Err(code) = ready_to_run(&interrupted) {
         return code;
     }
+    // Before anything runs: hours of results must not end at a folder that cannot be written.
+    let mut archive = match args.archive.as_deref().map(Archive::create).transpose() {
+        Ok(archive) => archive,
+        Err(error) => {
+            complain(error);
+            return Code::NotReady;
+        }
+    };
+    let live = Arc::new(Live::start());
     let many = suites.len() > 1;
     let mut codes = Vec::new();
-    for (file, suite) in &suites {
+    for (position, (file, suite)) in suites.iter().enumerate() {
         let out = match (&args.out, many) {
             (Some(out), true) => out.join(&suite.name),
             (Some(out), false) => out.clone(),
             (None, _) => ResultsFolder::default_path(&suite.name, SystemTime::now()),
         };
-        codes.push(run_suite(args, file, suite, &out, &interrupted).unwrap_or_else(|(code, error)| {
+        live.set(|status| {
+            status.suite = suite.name.clone();
+            status.suites = (position as u32 + 1, suites.len() as u32);
+            status.results = std::path::absolute(&out).unwrap_or_else(|_| out.clone());
+        });
+        let progress = Progress::new(args.quiet, Arc::clone(&live));
+        codes.push(run_suite(args, file, suite, &out, &progress, &interrupted).unwrap_or_else(|(code, error)| {
             complain(error);
             code
         }));
+        drop(progress);
+        if let Some(Err(error)) = archive.as_mut().map(|archive| archive.add(&out)) {
+            complain(error);
+            codes.push(Code::NotReady);
+        }
         if interrupted.load(Ordering::Relaxed) {
             break;
         }
+    }
+    if let Some(Err(error)) = archive.map(Archive::finish) {
+        complain(error);
+        codes.push(Code::NotReady);
     }
     Code::worst(codes)
 }
@@ -157,6 +185,9 @@ pub(super) fn ready_to_run(interrupted: &Arc<AtomicBool>) -> Result<(), Code> {
     match r2cc_inject::watcher::sweep() {
         Ok(swept) => swept.iter().for_each(|fault| tracing::warn!("swept {fault}, of a process that was killed")),
         Err(error) => tracing::warn!(%error, "sweep"),
+    }
+    if let Err(error) = live::sweep() {
+        tracing::warn!(%error, "sweep");
     }
     Ok(())
 }
@@ -236,6 +267,7 @@ fn run_suite(
     file: &Path,
     suite: &Suite,
     out: &Path,
+    progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<Code, Complaint> {
     let not_ready = |error: FolderError| (Code::NotReady, error.to_string());
@@ -246,10 +278,11 @@ fn run_suite(
     };
     let folder = ResultsFolder::open(out).map_err(not_ready)?;
     // Until this run has a verdict there is none in its folder.
-    ["summary.json", "junit.xml"].iter().for_each(|name| drop(std::fs::remove_file(out.join(name))));
+    ["summary.json", "junit.xml", super::report::PAGE]
+        .iter()
+        .for_each(|name| drop(std::fs::remove_file(out.join(name))));
     let mut log = folder.event_log().map_err(not_ready)?;
     let program = std::env::current_exe().map_err(|error| (Code::Internal, error.to_string()))?;
-    let progress = Progress::new(args.quiet);
     let timing = match args.timing {
         Some(TimingArg::Enforced) => Timing::Enforced,
         Some(TimingArg::Advisory) => Timing::Advisory,
@@ -268,10 +301,11 @@ fn run_suite(
             seed: args.seed.wrapping_add(u64::from(repetition) - 1),
             lease: args.lease.unwrap_or(LEASE),
         };
+        progress.live().set(|status| status.repetition = (repetition, args.repeat));
         if args.repeat > 1 {
             progress.note(&format!("{}: run {repetition} of {}", suite.name, args.repeat));
         }
-        let summary = run::run(suite, &settings, repetition, folder.path(), &mut log, &progress, interrupted)
+        let summary = run::run(suite, &settings, repetition, folder.path(), &mut log, progress, interrupted)
             .map_err(unrecorded)?;
         let stop = [Code::Interrupted, Code::NotReady].iter().any(|code| code.code() == summary.exit_code);
         runs.push(summary);
@@ -284,6 +318,7 @@ fn run_suite(
     folder.write_json("summary.json", &summary).map_err(not_ready)?;
     let junit = report::junit(&summary).map_err(|error| (Code::Internal, error.to_string()))?;
     folder.write("junit.xml", junit.as_bytes()).map_err(not_ready)?;
+    super::report::write_page(&folder)?;
     tell(args, file, suite, &summary, folder.path())
         .map_err(|error| (Code::NotReady, format!("standard output: {error}")))?;
     Ok(Code::from_code(summary.exit_code).unwrap_or(Code::Internal))

@@ -25,4 +25,4 @@ pub use emulated::{EmulatedCluster, Nic, NicCounters, Node, Side};
 pub use error::ClusterError;
 pub use netns::in_netns;
 pub use spec::{ClusterSpec, Fabric, MGMT_NIC, NicSpec, NodeSpec, rail_name};
-pub use state::{ClusterState, NicState, NodeState, Orphan, Survey, SwitchState, enter, survey, sweep};
+pub use state::{ClusterState, NicState, NodeState, Orphan, Survey, SwitchState, enter, is_running, survey, sweep};

@@ -308,6 +308,11 @@ pub(super) fn start_time(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// Whether there is such a process, and not only its corpse.
+pub fn is_running(pid: i32) -> bool {
+    start_time(pid).is_some()
+}
+
 fn writer(file_name: &str) -> Option<i32> {
     let id = file_name.strip_prefix("cluster-")?;
     id.split('-').next()?.parse().ok()

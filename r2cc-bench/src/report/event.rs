@@ -28,6 +28,19 @@ pub struct EventLine {
     pub event: Event,
 }
 
+/// A change of a path, a NIC or a schedule, as one rank tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Transition {
+    /// The rank.
+    pub rank: u32,
+    /// When, by the rank's clock.
+    pub at_ns: u64,
+    /// A path's new state (suspect, failed, live, ...), resume, view or switch.
+    pub kind: String,
+    /// NIC, peer and cause, in words.
+    pub text: String,
+}
+
 /// What happened during a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -63,16 +76,7 @@ pub enum Event {
     /// A rank repaired a link.
     Repair(RepairRecord),
     /// A rank told of a change of a path, a NIC or its schedule.
-    Transition {
-        /// The rank.
-        rank: u32,
-        /// When, by the rank's clock.
-        at_ns: u64,
-        /// What: suspect, failed, notice, replay, resume, readmitted, switch.
-        kind: String,
-        /// NIC, peer and cause, in words.
-        text: String,
-    },
+    Transition(Transition),
     /// A rank's fault view at its fullest.
     FaultView {
         /// The rank.

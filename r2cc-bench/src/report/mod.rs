@@ -4,10 +4,12 @@
 //! check results into an exit code. Never measures and never judges a figure. Start at
 //! [`Summary`].
 
+mod archive;
 mod event;
 mod exit;
 mod folder;
 mod junit;
+mod page;
 mod rebuild;
 mod reference;
 mod summary;
@@ -15,20 +17,28 @@ mod summary;
 mod tests;
 mod text;
 
-pub use event::{EVENT_VERSION, Event, EventLine};
+pub use archive::{Archive, ArchiveError};
+pub use event::{EVENT_VERSION, Event, EventLine, Transition};
 pub use exit::{ExitCode, Verdict, judge};
 pub use folder::{EventLog, FolderError, ResultsFolder};
 pub use junit::junit;
+pub use page::{PageError, Report};
 pub use rebuild::{RebuildError, RebuiltRun, rebuild};
 pub use reference::{Reference, ReferenceError, ReferenceFault};
 pub use summary::{
     BaselineSummary, ClusterSummary, FaultSummary, IterationSummary, RunContext, SUMMARY_VERSION, Summary,
 };
+pub(crate) use text::trimmed;
 pub use text::{Paint, baseline_line, check_lines, fault_lines, iteration_table, repair_lines, run_text, verdict_line};
 
 /// The JSON Schema of `summary.json`.
 pub fn summary_schema() -> serde_json::Value {
     schemars::schema_for!(Summary).to_value()
+}
+
+/// The JSON Schema of a comparison of runs.
+pub fn comparison_schema() -> serde_json::Value {
+    schemars::schema_for!(crate::compare::Comparison).to_value()
 }
 
 /// The JSON Schema of one line of `run.jsonl`.

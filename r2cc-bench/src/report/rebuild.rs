@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use super::event::{EVENT_VERSION, Event, EventLine};
+use super::event::{EVENT_VERSION, Event, EventLine, Transition};
 use super::exit::Verdict;
 use crate::check::CheckResult;
 use crate::check::record::RunRecord;
@@ -22,6 +22,8 @@ pub struct RebuiltRun {
     pub environment: BTreeMap<String, String>,
     /// Everything recorded.
     pub record: RunRecord,
+    /// What the ranks told of their paths, rank by rank.
+    pub transitions: Vec<Transition>,
     /// The checks as they were judged then.
     pub checks: Vec<CheckResult>,
     /// Verdict and exit code; none when the bench did not live to give them.
@@ -72,11 +74,12 @@ pub fn rebuild(text: &str) -> Result<Vec<RebuiltRun>, RebuildError> {
                 backend,
                 environment,
                 record: RunRecord { bytes, ranks_per_node, ..RunRecord::default() },
+                transitions: Vec::new(),
                 checks: Vec::new(),
                 ended: None,
             }),
             // Notes come before the first run too.
-            (Event::Note { .. } | Event::Transition { .. }, _) => {}
+            (Event::Note { .. }, _) => {}
             (event, Some(run)) => run.add(event),
             (_, None) => return Err(RebuildError::NotStarted { line }),
         }
@@ -101,9 +104,10 @@ impl RebuiltRun {
             Event::Hang(hang) => record.hang = Some(hang),
             Event::Graph(graph) => record.graph = Some(graph),
             Event::Sweep(row) => record.sweep.push(row),
+            Event::Transition(transition) => self.transitions.push(transition),
             Event::Check(check) => self.checks.push(check),
             Event::Ended { verdict, exit_code } => self.ended = Some((verdict, exit_code)),
-            Event::Started { .. } | Event::Note { .. } | Event::Transition { .. } => {}
+            Event::Started { .. } | Event::Note { .. } => {}
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::check::record::{
     RunRecord, SweepRecord, TransportRecord, WrongElement,
 };
 use crate::check::{CheckResult, CheckStatus, figures};
-use crate::suite::{Fabric, ScaleRow, Suite};
+use crate::suite::{Fabric, ScaleRow, Suite, effect};
 
 /// Version of `summary.json` that this build writes.
 pub const SUMMARY_VERSION: u32 = 1;
@@ -115,6 +115,10 @@ pub struct IterationSummary {
     pub index: u32,
     /// From the earliest start to the latest end.
     pub millis: f64,
+    /// What the cost model gives it under the faults in force, from the healthy median; of the iteration that the first
+    /// fault hit: its ideal. None where a fault begins or ends within it, or may spare it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ideal_millis: Option<f64>,
     /// Start on the rank that started first.
     pub start_ns: u64,
     /// End on the rank that ended last.
@@ -184,6 +188,15 @@ impl Summary {
         context: &RunContext,
     ) -> Self {
         let (verdict, exit) = judge(&checks, context.ended.as_ref().map(|(code, _)| *code));
+        let baseline = BaselineSummary::of(suite, record);
+        let hit_iteration = figures::hit_iteration(suite, record).ok();
+        let ideal = |index: u32| match &hit_iteration {
+            Some(hit) if hit.index == index => Some(hit.ideal_millis),
+            _ => effect::ideal_factor(suite, row, index).map(|factor| factor * baseline.median_millis),
+        };
+        let iteration =
+            |it: &IterationRecord| IterationSummary { ideal_millis: ideal(it.index), ..IterationSummary::of(it) };
+        let iterations = record.iterations.iter().map(iteration).collect();
         Self {
             version: SUMMARY_VERSION,
             verdict,
@@ -201,12 +214,12 @@ impl Summary {
             },
             backend: context.backend.clone(),
             checks,
-            baseline: BaselineSummary::of(suite, record),
-            iterations: record.iterations.iter().map(IterationSummary::of).collect(),
+            baseline,
+            iterations,
             faults: record.faults.iter().map(FaultSummary::of).collect(),
             repairs: record.repairs.clone(),
             transport: record.transport,
-            hit_iteration: figures::hit_iteration(suite, record).ok(),
+            hit_iteration,
             fault_view: record.fault_view.clone(),
             switch: record.switch.clone(),
             hang: record.hang.clone(),
@@ -297,6 +310,7 @@ impl IterationSummary {
         Self {
             index: record.index,
             millis: record.millis(),
+            ideal_millis: None,
             start_ns: record.start_ns,
             end_ns: record.end_ns,
             checked_elements: record.checked_elements,

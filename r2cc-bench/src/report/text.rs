@@ -37,7 +37,8 @@ impl Paint {
         if wanted && std::io::stdout().is_terminal() { Self::Colour } else { Self::Plain }
     }
 
-    fn word(self, word: &str, code: u8) -> String {
+    /// `word` in the colour with this code, where colour is allowed.
+    pub fn word(self, word: &str, code: u8) -> String {
         match self {
             Self::Plain => word.to_string(),
             Self::Colour => format!("\u{1b}[{code}m{word}\u{1b}[0m"),
@@ -150,7 +151,7 @@ pub fn iteration_table(summary: &Summary) -> String {
 }
 
 /// A table without the blanks that end its lines.
-pub(super) fn trimmed(table: &Table) -> String {
+pub(crate) fn trimmed(table: &Table) -> String {
     table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 

@@ -13,7 +13,7 @@ mod sweep;
 pub use faults::{Cutter, LEASE};
 pub use gpu::{GpuSettings, Loading};
 pub use launch::{Counted, LaunchSettings, LaunchSummary, Launched, launch};
-pub use progress::Progress;
+pub use progress::{BesideBar, Progress, beside};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -241,6 +241,9 @@ impl Session<'_> {
         let program = self.settings.program.clone();
         let command = |config: &RankConfig| {
             let mut command = cluster.command(&config.node, &program).map_err(std::io::Error::other)?;
+            if let Some(socket) = self.progress.live().rank_socket(config.rank) {
+                command.env("R2CC_STATUS", socket);
+            }
             command.args(["worker", if config.gpu.is_some() { "gpu-rank" } else { "rank" }]);
             if config.gpu.is_some() {
                 command.envs(gpu::variables(self.suite, self.settings, config));

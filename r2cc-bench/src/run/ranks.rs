@@ -9,7 +9,7 @@ use r2cc::control::{Component, PathHealth, ViewEntry};
 use serde::Deserialize;
 
 use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord, TransportRecord};
-use crate::report::Event;
+use crate::report::{Event, Transition};
 
 /// One line of an event file, as far as it is used here.
 #[derive(Debug, Deserialize)]
@@ -69,17 +69,25 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut open: BTreeMap<(u32, String), usize> = BTreeMap::new();
     let mut views: Vec<(u64, Vec<FaultViewEntry>)> = Vec::new();
     let mut end_ns = 0;
+    let mut transitions = Vec::new();
+    let mut tell = |at_ns: u64, kind: &str, text: String| {
+        transitions.push(Event::Transition(Transition { rank, at_ns, kind: kind.into(), text }));
+    };
     for (number, line) in text.lines().enumerate() {
         let line: Line = serde_json::from_str(line).with_context(|| format!("{}:{}", file.display(), number + 1))?;
         end_ns = line.at_ns;
         if let Some(view) = &line.view {
-            views.push((line.at_ns, view.iter().map(entry).collect()));
+            let view: Vec<FaultViewEntry> = view.iter().map(entry).collect();
+            if !view.is_empty() {
+                tell(line.at_ns, "view", view.iter().map(FaultViewEntry::place).collect::<Vec<_>>().join(", "));
+            }
+            views.push((line.at_ns, view));
             continue;
         }
         if let ("switch", Some(collective), Some(schedule)) = (line.event.as_str(), line.collective, &line.schedule) {
             story.switch.get_or_insert(collective);
             let text = format!("{schedule} from AllReduce {collective} on");
-            story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: "switch".into(), text });
+            tell(line.at_ns, "switch", text);
             continue;
         }
         if line.event == "totals" {
@@ -94,6 +102,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             continue;
         }
         if let ("resumed", Some(peer), Some(nic)) = (line.event.as_str(), line.peer, &line.nic) {
+            tell(line.at_ns, "resume", format!("what {nic} owed rank {peer} has arrived another way"));
             let path = (line.link, peer, nic.clone());
             // The path may have been given up before, or after, the others took over.
             let repair = open.get(&(peer, nic.clone())).map(|at| &mut story.repairs[*at]);
@@ -111,7 +120,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             line.peer_nic.as_deref().unwrap_or("?"),
             line.from.as_deref().unwrap_or("?")
         );
-        story.transitions.push(Event::Transition { rank, at_ns: line.at_ns, kind: to.clone(), text });
+        tell(line.at_ns, to, text);
         let path = (line.link, peer, nic.clone());
         *owed.entry(path.clone()).or_default() += line.replayed_bytes.unwrap_or(0);
         match (line.event.as_str(), line.from.as_deref(), to.as_str()) {
@@ -129,6 +138,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
                         peer,
                         nic: nic.clone(),
                         cause,
+                        noticed_ns: Some(noticed),
                         first_drop_to_detect_ms: None,
                         detect_to_resume_ms: None,
                         replayed_bytes: 0,
@@ -149,6 +159,7 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
         }
     }
     story.view = longest_held(views, end_ns);
+    story.transitions = transitions;
     story.readmissions = readmitted.into_values().max().unwrap_or(0);
     Ok(story)
 }

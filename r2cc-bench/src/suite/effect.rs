@@ -182,6 +182,28 @@ pub(super) fn stretches(suite: &Suite) -> Vec<(u32, u32, Vec<&Fault>)> {
     stretches
 }
 
+/// Time of iteration `index` relative to the healthy flat ring, by the cost model; `None` where a fault begins or ends
+/// within it, may spare it or not, or leaves no way on.
+pub(crate) fn ideal_factor(suite: &Suite, row: ScaleRow, index: u32) -> Option<f64> {
+    let (_, _, faults) = stretches(suite).into_iter().find(|(first, last, _)| (*first..=*last).contains(&index))?;
+    let (slow, fast) = (balance_factor(suite, &faults, false), balance_factor(suite, &faults, true));
+    if slow.is_infinite() || (slow - fast).abs() > 1e-9 {
+        return None;
+    }
+    match suite.library.mode {
+        _ if slow <= 1.0 => Some(1.0),
+        Mode::None | Mode::Off => None,
+        Mode::HotRepair => Some(one_backup_factor(suite, &faults)),
+        Mode::Balance | Mode::R2ccAllreduce | Mode::Weighted => {
+            // A small tensor is not worth another schedule.
+            let large =
+                suite.scale(row).is_some_and(|scale| scale.bytes.0 >= r2cc::Settings::default().min_bytes as u64);
+            let scheduled = scheduled_factor(suite, row, slow).filter(|_| large).map(|(_, factor)| factor);
+            Some(scheduled.unwrap_or(slow))
+        }
+    }
+}
+
 /// Time of an iteration when one NIC carries its own load and that of every dead NIC of its
 /// node: 1 + the most NICs a node lost.
 pub(super) fn one_backup_factor(suite: &Suite, faults: &[&Fault]) -> f64 {

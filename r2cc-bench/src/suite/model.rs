@@ -104,6 +104,11 @@ impl ScaleRow {
     /// All rows, in the order they are shown.
     pub const ALL: [Self; 3] = [Self::Host, Self::Nccl, Self::Ssh];
 
+    /// The row with this key.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|row| row.name() == name)
+    }
+
     /// The key of the row in `scale`.
     pub fn name(self) -> &'static str {
         match self {
