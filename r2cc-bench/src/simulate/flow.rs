@@ -108,6 +108,8 @@ struct Stream {
     from: usize,
     to: usize,
     class: Class,
+    /// Rails that the sender's plan keeps to; empty for all.
+    rails: Vec<usize>,
     messages: Vec<Message>,
     next: usize,
     /// Flows of the message under way.
@@ -265,8 +267,13 @@ impl<'a> Run<'a> {
         let before = self.flows.len();
         match self.settings.striping {
             Striping::Pull => {
-                let both = |rail: &usize| self.port_speed(from, to, *rail) > 0.0;
-                let subflows = (0..self.rails).filter(both).map(|rail| self.subflow(from, to, rail)).collect();
+                let mut rails: Vec<usize> =
+                    (0..self.rails).filter(|rail| self.port_speed(from, to, *rail) > 0.0).collect();
+                let kept_to = &self.streams[number].rails;
+                if rails.iter().any(|rail| kept_to.contains(rail)) {
+                    rails.retain(|rail| kept_to.contains(rail));
+                }
+                let subflows = rails.into_iter().map(|rail| self.subflow(from, to, rail)).collect();
                 self.flows.push(Flow { stream: number, class, left: message.bytes, rate: 0.0, subflows });
             }
             Striping::OneBackup { healthy } => {
@@ -409,7 +416,8 @@ fn streams(plans: &[RankPlan], element_bytes: usize) -> Result<(Vec<Stream>, Vec
             receive,
             bytes: (elements * element_bytes) as f64,
         });
-        streams.push(Stream { from, to, class, messages: messages.collect(), next: 0, flowing: 0 });
+        let rails = plans[from].rails.get(&to).cloned().unwrap_or_default();
+        streams.push(Stream { from, to, class, rails, messages: messages.collect(), next: 0, flowing: 0 });
     }
     Ok((streams, stream_of))
 }

@@ -48,6 +48,8 @@ pub(super) struct PathEnd {
     pub(super) held: bool,
     /// The driver lets no chunk go for now: other links go first.
     pub(super) yields: bool,
+    /// Carries nothing while one that does not stand by is live.
+    pub(super) stands_by: bool,
     pub(super) stall: StallDetector,
     /// Fences not yet written on the current lane; a later one of a path covers the earlier.
     pub(super) fences_due: BTreeMap<PathId, Generation>,
@@ -87,6 +89,7 @@ impl PathEnd {
             rate: RateEstimate::default(),
             held: false,
             yields: false,
+            stands_by: false,
             stall: StallDetector::new(now),
             fences_due: BTreeMap::new(),
             ping_due: None,

@@ -190,8 +190,19 @@ impl Sender {
 
     /// Whether chunks wait that this path would carry.
     pub fn wants(&self, path: PathId) -> bool {
-        let is_live = |path: &PathEnd| path.state == PathState::Live;
-        self.has_backlog() && self.paths.get(usize::from(path.0)).is_some_and(is_live)
+        self.has_backlog() && self.paths.get(usize::from(path.0)).is_some_and(|path| self.is_open_to_chunks(path))
+    }
+
+    /// From now on the path stands by: it carries chunks only while no path is live that does not stand by.
+    pub fn set_standing_by(&mut self, path: PathId, stands_by: bool) {
+        if let Some(path) = self.paths.get_mut(usize::from(path.0)) {
+            path.stands_by = stands_by;
+        }
+    }
+
+    fn is_open_to_chunks(&self, path: &PathEnd) -> bool {
+        let first = |other: &PathEnd| other.state == PathState::Live && !other.stands_by;
+        path.state == PathState::Live && (!path.stands_by || !self.paths.iter().any(first))
     }
 
     /// From now on the path carries chunks, or none because other links go first. Returns whether that is news.
@@ -471,8 +482,9 @@ impl Sender {
             return Some(Frame::Fence { path, generation });
         }
         let window = if planted!(self.tuning, IgnoreWindow) { u64::MAX } else { path.window_bytes(now, &self.tuning) };
-        if !path.yields
-            && path.occupied_bytes() < window
+        let waits = path.yields || !self.is_open_to_chunks(&self.paths[usize::from(lane.path.0)]);
+        if !waits
+            && self.paths[usize::from(lane.path.0)].occupied_bytes() < window
             && let Some(chunk) = self.next_chunk(lane.path, window)
         {
             self.paths[usize::from(lane.path.0)].handle_sent(chunk, now);
@@ -480,7 +492,7 @@ impl Sender {
         }
         let held = self.has_backlog();
         let path = &mut self.paths[usize::from(lane.path.0)];
-        path.handle_held(held && !path.yields);
+        path.handle_held(held && !waits);
         let (path, generation) = path.fences_due.pop_first().filter(|_| fence_late)?;
         Some(Frame::Fence { path, generation })
     }
@@ -496,7 +508,7 @@ impl Sender {
         if self.cursor >= self.granted {
             return None;
         }
-        let live = self.live_paths();
+        let live = self.paths.iter().filter(|path| self.is_open_to_chunks(path)).count();
         let at = usize::try_from(self.cursor.checked_sub(self.first)?).ok()?;
         let message = self.messages.get_mut(at)?;
         let end = &self.paths[usize::from(path.0)];

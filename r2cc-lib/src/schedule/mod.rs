@@ -34,7 +34,7 @@ pub use doubling::doubling_all_reduce;
 pub use exchange::{Part, exchange};
 pub use fabric::{Fabric, FabricError, FabricNode};
 pub use layout::Goal;
-pub use packing::{Packing, Tree};
+pub use packing::{Packing, PairRails, Tree};
 pub use plan::{Action, Buffer, Class, RankPlan, Span, Step};
 pub use r2cc::{Overlap, R2ccLayout, Shape, r2cc_all_reduce};
 pub use ring::{ring_all_reduce, ring_all_reduce_along, ring_broadcast};

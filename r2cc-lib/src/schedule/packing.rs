@@ -43,6 +43,17 @@ impl Tree {
     }
 }
 
+/// The rails that one node's messages to another take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairRails {
+    /// The sending node.
+    pub from: usize,
+    /// The receiving node.
+    pub to: usize,
+    /// Rails, from 0, ascending.
+    pub rails: Vec<usize>,
+}
+
 /// Trees whose weights sum to 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Packing {
@@ -50,6 +61,9 @@ pub struct Packing {
     pub trees: Vec<Tree>,
     /// Seconds that a byte of the tensor takes when every NIC carries its load without a gap.
     pub seconds_a_byte: f64,
+    /// Where messages keep to some rails so that nobody's flows get into each other's way; pairs that are not
+    /// named take all that they share.
+    pub rails: Vec<PairRails>,
 }
 
 impl Packing {
@@ -58,21 +72,22 @@ impl Packing {
         let nodes = fabric.nodes().len();
         if nodes < 2 {
             let trees = vec![Tree { root: 0, parent: vec![0], weight: 1.0 }];
-            return Self { trees, seconds_a_byte: 0.0 };
+            return Self { trees, seconds_a_byte: 0.0, rails: Vec::new() };
         }
         let rails = fabric.nodes()[0].rails.len();
         let bandwidth: Vec<f64> = (0..nodes).map(|node| fabric.bandwidth(node)).collect();
         if rails > 1
             && nodes <= FEW_NODES
-            && let Some(packing) = rails::solve(fabric)
+            && let Some((trees, seconds_a_byte)) = rails::solve(fabric)
         {
             // Flat trees wait less; the program's own may be of any shape.
             let flat = stars(&shares(&bandwidth));
-            return match rails::seconds_a_byte(fabric, &flat) {
-                Some(seconds_a_byte) if seconds_a_byte <= packing.seconds_a_byte * (1.0 + NEARLY) => {
-                    Self { trees: flat, seconds_a_byte }
+            return match (rails::assign(fabric, &flat), rails::assign(fabric, &trees)) {
+                (Some((seconds, rails)), _) if seconds <= seconds_a_byte * (1.0 + NEARLY) => {
+                    Self { trees: flat, seconds_a_byte: seconds, rails }
                 }
-                _ => packing,
+                (_, Some((seconds_a_byte, rails))) => Self { trees, seconds_a_byte, rails },
+                _ => Self { trees, seconds_a_byte, rails: Vec::new() },
             };
         }
         let shares = shares(&bandwidth);
@@ -84,7 +99,7 @@ impl Packing {
             }
         }
         let seconds_a_byte = load.iter().zip(&bandwidth).map(|(load, b)| load / b).fold(0.0, f64::max);
-        Self { trees, seconds_a_byte }
+        Self { trees, seconds_a_byte, rails: Vec::new() }
     }
 }
 
@@ -98,9 +113,9 @@ pub fn bound(fabric: &Fabric) -> f64 {
     }
     if fabric.nodes()[0].rails.len() > 1
         && nodes <= FEW_NODES
-        && let Some(packing) = rails::solve(fabric)
+        && let Some((_, seconds_a_byte)) = rails::solve(fabric)
     {
-        return packing.seconds_a_byte;
+        return seconds_a_byte;
     }
     let bandwidth = (0..nodes).map(|node| fabric.bandwidth(node));
     let least = bandwidth.clone().fold(f64::INFINITY, f64::min);
@@ -211,6 +226,28 @@ mod tests {
         let (packing, bound) = packed(&[vec![third, 0.0, third], vec![third; 3], vec![third; 3]]);
         assert!((bound - 1.5).abs() < 1e-6, "{bound}");
         assert!((packing.seconds_a_byte - 1.5).abs() < 1e-6);
+    }
+
+    /// Every NIC direction has one peer, and the pairs together take every rail that works.
+    #[test]
+    fn with_a_lost_rail_each_nic_direction_has_one_peer() {
+        let third = 1.0 / 3.0;
+        let (packing, _) = packed(&[vec![third, 0.0, third], vec![third; 3], vec![third; 3]]);
+        let mut ends = std::collections::BTreeSet::new();
+        for pair in &packing.rails {
+            for rail in &pair.rails {
+                assert!(ends.insert((pair.from, *rail, "out")) && ends.insert((pair.to, *rail, "in")), "{packing:?}");
+            }
+        }
+        assert_eq!(ends.len(), 2 * (2 + 3 + 3), "{packing:?}");
+    }
+
+    #[test]
+    fn where_pairs_have_to_share_a_nic_they_take_all_rails() {
+        let third = 1.0 / 3.0;
+        let weak = vec![0.0, third, third];
+        let (packing, _) = packed(&[weak.clone(), weak, vec![third; 3], vec![third; 3]]);
+        assert!(packing.rails.is_empty(), "{packing:?}");
     }
 
     /// Nodes 0 and 1 share one rail only, so the edge between them is used little, and nothing is lost by it.

@@ -13,6 +13,8 @@
 //!
 //! Never executes anything. `check` proves that a set of plans keeps these rules.
 
+use std::collections::BTreeMap;
+
 /// One of the buffers of a collective. In place, input and output lie in the same memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
@@ -118,6 +120,9 @@ pub struct RankPlan {
     pub steps: Vec<Step>,
     /// Length of the scratch buffer.
     pub scratch_elements: usize,
+    /// Rails, from 0, that messages to a peer keep to as long as one of them works; to all others they take every
+    /// rail. That decides how long a plan takes, never what it computes.
+    pub rails: BTreeMap<usize, Vec<usize>>,
 }
 
 impl RankPlan {

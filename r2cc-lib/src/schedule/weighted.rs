@@ -1,10 +1,12 @@
 //! Weighted AllReduce: reduce inside the node, then up and down weighted trees between nodes.
 //!
-//! The tensor is cut into sections, each section among the trees of a [`Packing`]. In a section one rank of each
-//! node leads, another one in the next: its node's sum is made on it, it speaks to the other nodes, and it passes
-//! the result on. The way up (class `Beside`) and the way down (`Main`) share NICs alike, each in its own stream,
-//! so that one section goes down while the next ones come up and a weak link is busy both ways. A node takes in
-//! one contribution at a time for each piece, in plan order, and no rank runs ahead by more than a window. Start at [`weighted_all_reduce`].
+//! The tensor is cut into sections, each section among the trees of a [`Packing`]. In each tree one rank of a
+//! node leads: its node's sum is made on it, it speaks to the other nodes, and it passes the result on. Ranks take
+//! the trees in turn, so that with as many trees as ranks each leads the same tree always, and what goes up to a
+//! rank comes to it alone: few flows share a NIC. The way up (class `Beside`) and the way down (`Main`) have a
+//! stream each, so that one section goes down while the next ones come up and a weak link is busy both ways. A
+//! node takes in one contribution at a time for each piece, in plan order, and no rank runs ahead by more than a
+//! window. Start at [`weighted_all_reduce`].
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -68,16 +70,16 @@ pub fn weighted_all_reduce(nodes: &[Vec<usize>], packing: &Packing, shape: Shape
         {
             before.into_iter().enumerate().for_each(|(rank, steps)| composer.hold_sends_for(rank, steps));
         }
-        for section in group {
-            section.gather_in_nodes(&mut composer);
+        for piece in group.iter().flat_map(|section| &section.pieces) {
+            piece.gather_in_nodes(&mut composer);
         }
         for round in 0..routes.iter().map(|route| route.up.len()).max().unwrap_or(0) {
             for section in group {
                 for (route, piece) in routes.iter().zip(&section.pieces) {
                     for hop in route.up.get(round).into_iter().flatten() {
-                        let steps = section.hop(&mut composer, Class::Beside, hop, piece);
+                        let steps = piece.hop(&mut composer, Class::Beside, hop);
                         if hop.landing == Landing::Finish {
-                            landed[section.nodes[hop.to][0]].extend(steps);
+                            landed[piece.nodes[hop.to][0]].extend(steps);
                         }
                     }
                 }
@@ -87,18 +89,24 @@ pub fn weighted_all_reduce(nodes: &[Vec<usize>], packing: &Packing, shape: Shape
             for section in group {
                 for (route, piece) in routes.iter().zip(&section.pieces) {
                     for hop in route.down.get(round).into_iter().flatten() {
-                        let steps = section.hop(&mut composer, Class::Main, hop, piece);
-                        landed[section.nodes[hop.to][0]].extend(steps);
+                        let steps = piece.hop(&mut composer, Class::Main, hop);
+                        landed[piece.nodes[hop.to][0]].extend(steps);
                     }
                 }
             }
         }
-        for section in group {
-            section.spread_in_nodes(&mut composer, &mut landed);
+        for piece in group.iter().flat_map(|section| &section.pieces) {
+            piece.spread_in_nodes(&mut composer, &mut landed);
         }
         back.push_back(landed);
     }
-    composer.finish()
+    let mut plans = composer.finish();
+    for pair in &packing.rails {
+        for &from in &nodes[pair.from] {
+            plans[from].rails.extend(nodes[pair.to].iter().map(|&to| (to, pair.rails.clone())));
+        }
+    }
+    plans
 }
 
 /// One message of a tree.
@@ -148,26 +156,25 @@ impl Route {
     }
 }
 
-/// A section of the tensor.
+/// A section of the tensor: the part of each tree.
 #[derive(Debug)]
 struct Section {
+    pieces: Vec<Piece>,
+}
+
+/// The part of a section that takes one tree.
+#[derive(Debug)]
+struct Piece {
     range: Range<usize>,
-    /// The part of each tree.
-    pieces: Vec<Range<usize>>,
     /// Ranks of each node, the leader first.
     nodes: Vec<Vec<usize>>,
 }
 
 impl Section {
     fn new(nodes: &[Vec<usize>], packing: &Packing, number: usize, range: Range<usize>, shape: Shape) -> Self {
-        let turned = |ranks: &Vec<usize>| {
-            let mut ranks = ranks.clone();
-            let by = number % ranks.len();
-            ranks.rotate_left(by);
-            ranks
-        };
+        let trees = packing.trees.len();
         let granule = granule_elements(shape.element_bytes);
-        let unit = if range.len() >= 64 * granule * packing.trees.len() { granule } else { 1 };
+        let unit = if range.len() >= 64 * granule * trees { granule } else { 1 };
         let mut sum = 0.0;
         let mut bounds = vec![range.start];
         for tree in &packing.trees {
@@ -179,14 +186,25 @@ impl Section {
         if let Some(last) = bounds.last_mut() {
             *last = range.end;
         }
-        let pieces = bounds.windows(2).map(|pair| pair[0]..pair[1]).collect();
-        Self { nodes: nodes.iter().map(turned).collect(), range, pieces }
+        let turned = |ranks: &Vec<usize>, by: usize| {
+            let mut ranks = ranks.clone();
+            let by = by % ranks.len();
+            ranks.rotate_left(by);
+            ranks
+        };
+        let piece = |(tree, pair): (usize, &[usize])| Piece {
+            range: pair[0]..pair[1],
+            nodes: nodes.iter().map(|ranks| turned(ranks, number * trees + tree)).collect(),
+        };
+        Self { pieces: bounds.windows(2).enumerate().map(piece).collect() }
     }
+}
 
+impl Piece {
     /// Returns the receiving steps.
-    fn hop(&self, composer: &mut Composer, class: Class, hop: &Hop, piece: &Range<usize>) -> Vec<u32> {
+    fn hop(&self, composer: &mut Composer, class: Class, hop: &Hop) -> Vec<u32> {
         let (from, to) = (self.nodes[hop.from][0], self.nodes[hop.to][0]);
-        composer.message(class, from, to, piece.clone(), hop.landing)
+        composer.message(class, from, to, self.range.clone(), hop.landing)
     }
 
     /// The sum of each node goes from rank to rank, to the leader last.

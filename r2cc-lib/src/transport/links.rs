@@ -408,6 +408,16 @@ impl Links {
         }
     }
 
+    /// On an outgoing link, paths that are not `chosen` carry chunks only while no chosen one is live.
+    pub fn choose_paths(&mut self, peer: usize, chosen: impl Fn(&PairOfNics) -> bool) {
+        let Some(at) = self.send_to.get(&peer) else { return };
+        let link = &mut self.links[*at];
+        if let End::Send(sender, _) = &mut link.end {
+            link.pairs.iter().for_each(|(path, pair)| sender.set_standing_by(*path, !chosen(pair)));
+            link.dirty = true;
+        }
+    }
+
     /// Whether nothing is owed on a link: every message sent is acknowledged, every receive posted has landed.
     pub fn is_idle(&self, side: Side, peer: usize) -> bool {
         self.find(side, peer).is_ok_and(|at| match &self.links[at].end {

@@ -3,7 +3,7 @@
 
 mod sending;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::handshake::{Key, LinkName};
 use super::{Corruption, LinkEvent, LinkStatus, Links, LinksError, Sink, Source, now};
 use crate::repair::{MessageSeq, Time, Totals, Tuning};
 use crate::schedule::Class;
-use crate::topology::{Member, paths};
+use crate::topology::{self, Member, PairOfNics, paths};
 use sending::Sending;
 
 /// [`Links`] whose peers are the ranks of a roster, with a link for each [`Class`] of messages; the links of
@@ -33,6 +33,8 @@ pub(crate) struct RankLinks {
     /// Messages posted on each outgoing link, by its number.
     posted: BTreeMap<usize, u64>,
     events: VecDeque<LinkEvent>,
+    /// Rails that messages to a rank keep to.
+    rails: BTreeMap<usize, Vec<usize>>,
 }
 
 impl RankLinks {
@@ -57,7 +59,8 @@ impl RankLinks {
         for stream in (0..roster.len()).filter(reached).flat_map(streams) {
             incoming.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
         }
-        Ok(Self { me, roster, key, incoming, outgoing, posted: BTreeMap::new(), events: VecDeque::new() })
+        let (posted, events, rails) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
+        Ok(Self { me, roster, key, incoming, outgoing, posted, events, rails })
     }
 
     /// Opens the outgoing link of a stream if there is none yet.
@@ -77,10 +80,34 @@ impl RankLinks {
         self.outgoing.with(|links| {
             links.add_outgoing(now(), number, name, key, pairs)?;
             links.set_yielding(number, stream.class == Class::Tail);
+            links.choose_paths(number, |pair| self.is_kept_to(stream.peer, pair));
             Ok::<_, LinksError>(())
         })?;
         self.posted.insert(number, 0);
         Ok(())
+    }
+
+    /// From now on messages to the ranks that are named keep to these rails, those to all others to none.
+    pub(crate) fn keep_to_rails(&mut self, rails: &BTreeMap<usize, Vec<usize>>) {
+        if self.rails == *rails {
+            return;
+        }
+        let before = std::mem::replace(&mut self.rails, rails.clone());
+        let peers: BTreeSet<usize> = before.into_keys().chain(rails.keys().copied()).collect();
+        self.outgoing.with(|links| {
+            for peer in peers {
+                for class in Class::ALL {
+                    links.choose_paths(Stream { peer, class }.number(), |pair| self.is_kept_to(peer, pair));
+                }
+            }
+        });
+    }
+
+    fn is_kept_to(&self, peer: usize, pair: &PairOfNics) -> bool {
+        let (Some(rails), Some(nic)) = (self.rails.get(&peer), pair.from_nic) else { return true };
+        let subnet = self.roster[self.me].nics[nic].subnet();
+        let rail = topology::rails(&self.roster).iter().position(|rail| *rail == subnet);
+        rail.is_some_and(|rail| rails.contains(&rail))
     }
 
     /// Whether every path of these outgoing links is in service or known not to be.

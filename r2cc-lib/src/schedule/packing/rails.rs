@@ -6,19 +6,23 @@
 //! spanning tree must cost 1 or more. The trees that matter are found by solving the dual with few of them and
 //! adding the cheapest tree until it costs 1; the primal over the trees found has the same optimum.
 
+use std::collections::BTreeSet;
+
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
 
-use super::{Packing, Tree};
+use super::{PairRails, Tree};
 use crate::schedule::fabric::Fabric;
 
 /// More trees than any of the small fabrics needs; reaching it means a numerical circle.
 const TREES_MAX: usize = 2000;
 const TOLERANCE: f64 = 1e-7;
+/// A rail that would carry less than this part of a pair's messages carries none.
+const LEAST_PART: f64 = 1e-3;
 
 type Edge = (usize, usize);
 
-/// `None` if the solver fails numerically.
-pub(super) fn solve(fabric: &Fabric) -> Option<Packing> {
+/// The trees, and seconds a byte. `None` if the solver fails numerically.
+pub(super) fn solve(fabric: &Fabric) -> Option<(Vec<Tree>, f64)> {
     let nodes = fabric.nodes().len();
     let most = fabric.nodes().iter().flat_map(|node| &node.rails).copied().fold(0.0, f64::max);
     let capacity = |node: usize, rail: usize| fabric.nodes()[node].rails[rail] / most;
@@ -94,39 +98,67 @@ pub(super) fn solve(fabric: &Fabric) -> Option<Packing> {
     }
     let sum: f64 = packed.iter().map(|tree| tree.weight).sum();
     packed.iter_mut().for_each(|tree| tree.weight /= sum);
-    Some(Packing { trees: packed, seconds_a_byte: 1.0 / (rate * most) })
+    Some((packed, 1.0 / (rate * most)))
 }
 
-/// Seconds a byte for trees that are given: the same linear program with the weights fixed.
-pub(super) fn seconds_a_byte(fabric: &Fabric, trees: &[Tree]) -> Option<f64> {
+/// Seconds a byte for trees that are given, and the rails that each node's messages to another take: the same
+/// linear program with the weights fixed and each direction by itself. A vertex of it has few entries; where it
+/// leaves each NIC direction to one pair of nodes, nobody's flows get into each other's way. Where it does not, pairs
+/// take all their rails: flows that meet on a NIC share it alike, not in the parts that the program has in mind.
+pub(super) fn assign(fabric: &Fabric, trees: &[Tree]) -> Option<(f64, Vec<PairRails>)> {
     let nodes = fabric.nodes();
     let most = nodes.iter().flat_map(|node| &node.rails).copied().fold(0.0, f64::max);
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let seconds = problem.add_var(1.0, (0.0, f64::INFINITY));
     let rails = nodes[0].rails.len();
-    let mut loads = vec![vec![Vec::new(); rails]; nodes.len()];
-    for b in 0..nodes.len() {
-        for a in 0..b {
-            let uses = |tree: &&Tree| tree.parent[a] == b || tree.parent[b] == a;
-            let load: f64 = trees.iter().filter(uses).map(|tree| tree.weight).sum();
-            let mut terms = Vec::new();
-            for rail in (0..rails).filter(|&r| nodes[a].rails[r] > 0.0 && nodes[b].rails[r] > 0.0) {
-                let traffic = problem.add_var(0.0, (0.0, f64::INFINITY));
-                terms.push((traffic, 1.0));
-                loads[a][rail].push((traffic, 1.0));
-                loads[b][rail].push((traffic, 1.0));
-            }
-            problem.add_constraint(&terms, ComparisonOp::Ge, load);
+    // Loads of each node and rail, outwards and inwards.
+    let mut loads = vec![vec![[Vec::new(), Vec::new()]; rails]; nodes.len()];
+    let mut traffic = Vec::new();
+    for (from, to) in (0..nodes.len()).flat_map(|a| (0..nodes.len()).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+        let uses = |tree: &&Tree| tree.parent[from] == to || tree.parent[to] == from;
+        let load: f64 = trees.iter().filter(uses).map(|tree| tree.weight).sum();
+        if load <= TOLERANCE {
+            continue;
         }
+        let mut parts = Vec::new();
+        for rail in (0..rails).filter(|&r| nodes[from].rails[r] > 0.0 && nodes[to].rails[r] > 0.0) {
+            let part = problem.add_var(0.0, (0.0, f64::INFINITY));
+            loads[from][rail][0].push((part, 1.0));
+            loads[to][rail][1].push((part, 1.0));
+            parts.push((rail, part));
+        }
+        let terms: Vec<(Variable, f64)> = parts.iter().map(|&(_, part)| (part, 1.0)).collect();
+        problem.add_constraint(&terms, ComparisonOp::Ge, load);
+        traffic.push((from, to, load, parts));
     }
     for (node, loads) in nodes.iter().zip(loads) {
-        for (rail, mut terms) in loads.into_iter().enumerate().filter(|(_, terms)| !terms.is_empty()) {
-            terms.push((seconds, -node.rails[rail] / most));
-            problem.add_constraint(&terms, ComparisonOp::Le, 0.0);
+        for (rail, directions) in loads.into_iter().enumerate() {
+            for mut terms in directions.into_iter().filter(|terms| !terms.is_empty()) {
+                terms.push((seconds, -node.rails[rail] / most));
+                problem.add_constraint(&terms, ComparisonOp::Le, 0.0);
+            }
         }
     }
     let solution = problem.solve().ok()?.into_solution().ok()?;
-    Some(solution.objective() / most)
+    let taken = |parts: &[(usize, Variable)], load: f64| {
+        let carries = |&&(_, part): &&(usize, Variable)| solution.var_value(part) > load * LEAST_PART;
+        parts.iter().filter(carries).map(|&(rail, _)| rail).collect()
+    };
+    let pairs = traffic.iter().map(|(from, to, load, parts)| {
+        let rails = taken(parts, *load);
+        PairRails { from: *from, to: *to, rails }
+    });
+    let pairs: Vec<PairRails> = pairs.collect();
+    let exclusive = has_each_direction_once(&pairs);
+    Some((solution.objective() / most, if exclusive { pairs } else { Vec::new() }))
+}
+
+/// Whether no two pairs send from, or into, the same NIC.
+fn has_each_direction_once(pairs: &[PairRails]) -> bool {
+    let mut taken = BTreeSet::new();
+    pairs.iter().all(|pair| {
+        pair.rails.iter().all(|&rail| taken.insert((pair.from, rail, true)) && taken.insert((pair.to, rail, false)))
+    })
 }
 
 /// Kruskal's; of equal edges the first. Returns indices of edges, ascending.
