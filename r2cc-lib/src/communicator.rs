@@ -237,7 +237,8 @@ impl Builder {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let wake = Arc::new(EventFd::from_flags(flags).map_err(|e| io_error("make an eventfd")(e.into()))?);
         let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
-        let links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
+        let mut links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
+        links.avoid(planner.declared_nics());
         let is_complete = roster.iter().all(|a| roster.iter().all(|b| a.rank == b.rank || !paths(a, b).is_empty()));
         let (sender, commands) = channel();
         let engine = Engine {

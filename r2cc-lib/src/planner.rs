@@ -1,9 +1,10 @@
 //! From the roster, the settings and what is known to be broken to a schedule, and from a schedule to the links that
 //! it needs. Pure; the engine says when.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::control::{PathHealth, ViewEntry};
+use crate::control::{Component, PathHealth, ViewEntry};
 use crate::schedule::{Action, Class, Fabric, Policy, Schedule, Shape, choose};
 use crate::settings::{Settings, SettingsError};
 use crate::topology::Member;
@@ -45,6 +46,15 @@ impl Planner {
                 ring
             }
         }
+    }
+
+    /// Node and name of each NIC that was declared to have failed.
+    pub(crate) fn declared_nics(&self) -> BTreeSet<(String, String)> {
+        let nic = |entry: &ViewEntry| match &entry.component {
+            Component::Nic { node, nic } => Some((node.clone(), nic.clone())),
+            Component::Rail | Component::OneOf { .. } => None,
+        };
+        self.declared.iter().filter_map(nic).collect()
     }
 
     /// The outgoing streams of a rank in a schedule.

@@ -50,6 +50,7 @@ pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     let mut results = vec![healthy_nic_shares(suite, record)];
     results.extend(baseline_bytes(suite, record));
     results.extend(survivors_share(suite, record));
+    results.extend(declared_unused(suite, record));
     results.extend(node_bytes(suite, record));
     let checks = &suite.checks;
     let transport = &record.transport;
@@ -197,6 +198,25 @@ fn survivors_share(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
     })
 }
 
+/// Of what a node receives, the part that may come over a NIC that is taken for failed: the kernel's own frames.
+const UNUSED_SHARE: f64 = 1e-3;
+
+/// That NICs which ranks are told to take for failed carry nothing of theirs.
+fn declared_unused(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
+    let failed: Vec<(&str, &str)> = suite.library.failed.iter().filter_map(|place| place.split_once('/')).collect();
+    let (node, _) = *failed.first()?;
+    let result = CheckResult::new("declared_unused", CheckClass::Counters, "of the node's bytes");
+    let expected = format!("at most {UNUSED_SHARE}");
+    let nics: Vec<String> = failed.iter().map(|(_, nic)| (*nic).to_owned()).collect();
+    let worst = shares(&record.iterations, node, &nics).into_iter().max_by(|a, b| a.value.total_cmp(&b.value));
+    Some(match worst {
+        Some(share) if share.value.is_finite() => {
+            result.judged(share.value <= UNUSED_SHARE, expected, format!("{:.5}", share.value)).because(share.place)
+        }
+        _ => result.unknown(expected, "no iteration has counters"),
+    })
+}
+
 /// The last fault that took a NIC of `node` out of service.
 fn last_cut<'a>(suite: &Suite, record: &'a RunRecord, node: &str) -> Option<&'a FaultRecord> {
     let cuts = |fault: &Fault| {
@@ -259,6 +279,10 @@ fn switch(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
 }
 
 fn changes_schedule(suite: &Suite) -> bool {
+    if !suite.library.failed.is_empty() {
+        // The schedule for what is declared holds from the start.
+        return false;
+    }
     match suite.library.after_repair {
         Some(after) => after != AfterRepair::Balance,
         None => suite.library.mode == Mode::R2ccAllreduce,

@@ -83,7 +83,10 @@ fn time_ratio(rule: &TimeRatio, record: &RunRecord, baseline: Baseline) -> Check
         (Some(value), Some(within), _) => {
             (format!("{value} within {within}"), Box::new(move |ratio| (ratio / value - 1.0).abs() - within.0))
         }
-        (_, _, Some(most)) => (format!("at most {most}"), Box::new(move |ratio| ratio / most - 1.0)),
+        (_, Some(within), Some(most)) => {
+            (format!("at most {most} + {within}"), Box::new(move |ratio| ratio / most - 1.0 - within.0))
+        }
+        (_, None, Some(most)) => (format!("at most {most}"), Box::new(move |ratio| ratio / most - 1.0)),
         // Refused when the suite was read.
         _ => return result.unknown("", "the rule has no limit"),
     };

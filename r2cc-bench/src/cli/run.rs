@@ -1,5 +1,6 @@
 //! `r2cc-bench run`: suites in, results folders out, the worst exit code.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use r2cc_bench::cluster;
 use r2cc_bench::live::{self, Live};
 use r2cc_bench::report::{self, Archive, ExitCode as Code, FolderError, Paint, Reference, ResultsFolder, Summary};
 use r2cc_bench::run::{self, Cutter, GpuSettings, LEASE, Progress, Settings};
-use r2cc_bench::suite::{LibrarySpec, Mode, ScaleRow, Suite, Timing};
+use r2cc_bench::suite::{LibrarySpec, Mode, Run, ScaleRow, Suite, Timing};
 use r2cc_bench::workload::support::unsupported;
 
 use super::{Complaint, Format, complain, say, watch_interrupts};
@@ -202,6 +203,10 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
     };
     for file in &args.suites {
         match Suite::load(file) {
+            Ok(suite) if args.library.is_some() && !suite.rows.is_empty() => {
+                let file = file.display();
+                refuse(format!("--library: {file} has rows, each with a library of its own\n  hint: leave it out"));
+            }
             Ok(mut suite) => {
                 match args.library {
                     Some(LibraryArg::None) => suite.library = LibrarySpec { mode: Mode::None, ..suite.library },
@@ -216,17 +221,26 @@ fn read(args: &RunArgs) -> Result<Vec<(&Path, Suite)>, Code> {
     }
     for (file, suite) in &suites {
         let file = file.display();
-        for reason in unsupported(suite, row(args, suite), args.cutter) {
-            refuse(format!("{file}: {reason}"));
+        let mut reasons = Vec::new();
+        for run in suite.runs() {
+            for reason in unsupported(&run.suite, row(args, suite), args.cutter) {
+                if !reasons.contains(&reason) {
+                    refuse(format!("{file}: {reason}"));
+                    reasons.push(reason);
+                }
+            }
         }
         let iterations = suite.workload.iterations;
         if let Some((iteration, _)) = args.corrupt.filter(|(iteration, _)| *iteration > iterations) {
             refuse(format!("--corrupt {iteration}: {file} has {iterations} iterations"));
         }
         if let Some(only) = &args.only {
-            let names = check_names(suite);
+            let names: BTreeSet<String> = suite.runs().iter().flat_map(|run| check_names(&run.suite)).collect();
             if !names.contains(only) {
-                refuse(format!("--only {only}: {file} has no such check\n  hint: it has {}", names.join(", ")));
+                refuse(format!(
+                    "--only {only}: {file} has no such check\n  hint: it has {}",
+                    Vec::from_iter(names).join(", ")
+                ));
             }
         }
         let namesakes = suites.iter().filter(|(_, other)| other.name == suite.name).count();
@@ -243,7 +257,7 @@ fn row(args: &RunArgs, suite: &Suite) -> ScaleRow {
 }
 
 /// Names of the checks that a run of `suite` is judged by, once its baseline is measured and its faults have fired.
-fn check_names(suite: &Suite) -> Vec<String> {
+fn check_names(suite: &Suite) -> BTreeSet<String> {
     let fired = FaultRecord { fired: true, asked_bytes: Some(0), ..FaultRecord::default() };
     let second = IterationRecord { end_ns: 1_000_000_000, ..IterationRecord::default() };
     let record = RunRecord {
@@ -251,15 +265,12 @@ fn check_names(suite: &Suite) -> Vec<String> {
         faults: vec![fired; suite.faults.len()],
         ..RunRecord::default()
     };
-    let mut names = Vec::new();
-    for check in check::evaluate(suite, &record, suite.timing) {
+    let names = check::evaluate(suite, &record, suite.timing).into_iter().flat_map(|check| {
         // As `--only` takes it: whole, or its first word.
         let key = check.name.split(' ').next().unwrap_or_default().to_owned();
-        names.extend([key, check.name]);
-    }
-    names.sort();
-    names.dedup();
-    names
+        [key, check.name]
+    });
+    names.collect()
 }
 
 fn run_suite(
@@ -289,28 +300,41 @@ fn run_suite(
         None => suite.timing,
     };
     let mut runs = Vec::new();
-    for repetition in 1..=args.repeat {
-        let settings = Settings {
-            program: program.clone(),
-            row: row(args, suite),
-            gpu: GpuSettings { nccl: args.nccl.clone(), plugin: args.plugin.clone() },
-            timing,
-            corrupt: args.corrupt,
-            only: args.only.clone(),
-            cutter: args.cutter,
-            seed: args.seed.wrapping_add(u64::from(repetition) - 1),
-            lease: args.lease.unwrap_or(LEASE),
-        };
-        progress.live().set(|status| status.repetition = (repetition, args.repeat));
-        if args.repeat > 1 {
-            progress.note(&format!("{}: run {repetition} of {}", suite.name, args.repeat));
-        }
-        let summary = run::run(suite, &settings, repetition, folder.path(), &mut log, progress, interrupted)
-            .map_err(unrecorded)?;
-        let stop = [Code::Interrupted, Code::NotReady].iter().any(|code| code.code() == summary.exit_code);
-        runs.push(summary);
-        if stop {
-            break;
+    'runs: for repetition in 1..=args.repeat {
+        // Healthy iterations of this repetition's rows.
+        let mut baselines = BTreeMap::new();
+        for Run { row: row_name, against, suite: run } in suite.runs() {
+            let settings = Settings {
+                program: program.clone(),
+                row: row(args, suite),
+                gpu: GpuSettings { nccl: args.nccl.clone(), plugin: args.plugin.clone() },
+                timing,
+                corrupt: args.corrupt,
+                only: args.only.clone(),
+                cutter: args.cutter,
+                seed: args.seed.wrapping_add(u64::from(repetition) - 1),
+                lease: args.lease.unwrap_or(LEASE),
+                row_name,
+                baseline: against.and_then(|row| baselines.get(&row).cloned()),
+            };
+            progress.live().set(|status| status.repetition = (repetition, args.repeat));
+            if args.repeat > 1 {
+                progress.note(&format!("{}: run {repetition} of {}", suite.name, args.repeat));
+            }
+            if let Some(name) = &settings.row_name {
+                progress.note(&format!("{}: row {name}", suite.name));
+            }
+            let (summary, record) =
+                run::run(&run, &settings, repetition, folder.path(), &mut log, progress, interrupted)
+                    .map_err(unrecorded)?;
+            if let Some(name) = settings.row_name {
+                baselines.insert(name, record.baseline);
+            }
+            let stop = [Code::Interrupted, Code::NotReady].iter().any(|code| code.code() == summary.exit_code);
+            runs.push(summary);
+            if stop {
+                break 'runs;
+            }
         }
     }
     progress.finish();

@@ -47,6 +47,9 @@ pub struct Transition {
 pub enum Event {
     /// A repetition begins.
     Started {
+        /// Row of the suite, if it has rows; `suite` is then what that row runs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        row: Option<String>,
         /// Repetition, from 1.
         repetition: u32,
         /// The suite as it was read.

@@ -17,9 +17,10 @@ pub fn junit(summary: &Summary) -> io::Result<String> {
     let runs = if summary.runs.is_empty() { std::slice::from_ref(summary) } else { &summary.runs };
     let mut report = Report::new("r2cc-bench");
     for (position, run) in runs.iter().enumerate() {
-        let name = match runs.len() {
-            1 => run.suite.clone(),
-            _ => format!("{} repetition {}", run.suite, position + 1),
+        let name = match (&run.row, runs.len()) {
+            (Some(row), _) => format!("{} row {row}", run.suite),
+            (None, 1) => run.suite.clone(),
+            (None, _) => format!("{} repetition {}", run.suite, position + 1),
         };
         let mut suite = TestSuite::new(name.clone());
         let millis: f64 = run.baseline.millis.iter().chain(run.iterations.iter().map(|it| &it.millis)).sum();

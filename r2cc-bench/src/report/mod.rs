@@ -12,6 +12,7 @@ mod junit;
 mod page;
 mod rebuild;
 mod reference;
+mod rows;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use junit::junit;
 pub use page::{PageError, Report};
 pub use rebuild::{RebuildError, RebuiltRun, rebuild};
 pub use reference::{Reference, ReferenceError, ReferenceFault};
+pub use rows::rows_table;
 pub use summary::{
     BaselineSummary, ClusterSummary, FaultSummary, IterationSummary, RunContext, SUMMARY_VERSION, Summary,
 };

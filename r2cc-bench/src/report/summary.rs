@@ -35,6 +35,9 @@ pub struct Summary {
     pub ended_early: Option<String>,
     /// Name of the suite.
     pub suite: String,
+    /// Row of the suite, if it has rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<String>,
     /// The machines as they were.
     pub cluster: ClusterSummary,
     /// What ran the collective: host or nccl.
@@ -69,7 +72,7 @@ pub struct Summary {
     pub sweep: Vec<SweepRecord>,
     /// Kernel, processors, versions, load: whatever may explain a figure.
     pub environment: BTreeMap<String, String>,
-    /// With `--repeat`: each run; the fields above are those of the worst.
+    /// With `--repeat`, or of a suite with rows: each run; the fields above are those of the worst.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<Summary>,
 }
@@ -203,6 +206,7 @@ impl Summary {
             exit_code: exit.code(),
             ended_early: context.ended.as_ref().map(|(_, why)| why.clone()),
             suite: suite.name.clone(),
+            row: None,
             cluster: ClusterSummary {
                 kind: suite.cluster.kind.name().to_string(),
                 nodes: suite.node_names(),
@@ -230,17 +234,19 @@ impl Summary {
         }
     }
 
-    /// One summary of several runs of `suite`: the worst run's figures on top, every run in
-    /// `runs`. `None` when `runs` is empty.
+    /// One summary of several runs of `suite`, its rows or repetitions: the worst run's figures on top, every
+    /// run in `runs`. `None` when `runs` is empty.
     ///
     /// The worst is the one whose exit code comes first in the contract's order, then the
     /// one whose hit iteration cost most over its ideal. From three runs on, the limit of
     /// `hit_over_ideal_ms` holds for their median, and twice the limit for each.
     pub fn of_repeats(suite: &Suite, mut runs: Vec<Self>) -> Option<Self> {
-        if runs.len() <= 1 {
+        if runs.len() <= 1 && suite.rows.is_empty() {
             return runs.into_iter().next();
         }
-        settle_hit_iterations(suite, &mut runs);
+        if suite.rows.is_empty() {
+            settle_hit_iterations(suite, &mut runs);
+        }
         let over = |run: &Self| run.hit_iteration.as_ref().map_or(f64::NEG_INFINITY, |hit| hit.over_millis);
         let rank = |run: &Self| {
             let only_timing = run.verdict == Verdict::TimingInconclusive;

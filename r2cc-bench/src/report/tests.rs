@@ -242,6 +242,7 @@ fn every_event_reads_back() {
     let record = record_01();
     let events = [
         Event::Started {
+            row: None,
             repetition: 1,
             suite: Box::new(suite_01()),
             backend: "host".into(),
@@ -273,6 +274,7 @@ fn every_event_reads_back() {
 /// `record` as the events of one repetition.
 fn told(record: &RunRecord, repetition: u32) -> Vec<Event> {
     let mut events = vec![Event::Started {
+        row: None,
         repetition,
         suite: Box::new(suite_01()),
         backend: "host".into(),

@@ -13,6 +13,7 @@ use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Style};
 
 use super::exit::Verdict;
+use super::rows::rows_table;
 use super::summary::{FaultSummary, IterationSummary, Summary};
 use crate::check::record::{NicCounters, Phase, SweepRecord};
 use crate::check::{CheckResult, CheckStatus, NOT_KNOWN};
@@ -48,6 +49,9 @@ impl Paint {
 
 /// The whole text of one run.
 pub fn run_text(summary: &Summary, paint: Paint) -> String {
+    if summary.runs.iter().any(|run| run.row.is_some()) {
+        return rows_text(summary, paint);
+    }
     let mut text = if summary.sweep.is_empty() {
         format!("{}\n{}\n", baseline_line(summary), iteration_table(summary))
     } else {
@@ -62,6 +66,25 @@ pub fn run_text(summary: &Summary, paint: Paint) -> String {
     for line in lines {
         text.push_str(&line);
         text.push('\n');
+    }
+    text.push_str(&verdict_line(summary, paint));
+    text.push('\n');
+    text
+}
+
+/// The text of a suite with rows: the table, what is not as it should be, and the verdict.
+fn rows_text(summary: &Summary, paint: Paint) -> String {
+    let mut text = rows_table(summary);
+    text.push('\n');
+    for run in &summary.runs {
+        let name = run.row.as_deref().unwrap_or_default();
+        let unwell = |check: &&CheckResult| !matches!(check.status, CheckStatus::Pass | CheckStatus::Skipped);
+        for check in run.checks.iter().filter(unwell) {
+            text.push_str(&format!("{name}: {}\n", check_line(check, 0, paint)));
+        }
+        if let Some(why) = &run.ended_early {
+            text.push_str(&format!("{name}: the run ended early: {why}\n"));
+        }
     }
     text.push_str(&verdict_line(summary, paint));
     text.push('\n');
@@ -163,7 +186,8 @@ fn port<'a>(iteration: &'a IterationSummary, node: &str, nic: &str) -> Option<&'
     iteration.nics.get(node)?.get(nic)
 }
 
-fn node_rx_bytes(iteration: &IterationSummary, node: &str) -> Option<u64> {
+/// Bytes that `node` received over its data NICs.
+pub(super) fn node_rx_bytes(iteration: &IterationSummary, node: &str) -> Option<u64> {
     let nics = iteration.nics.get(node)?;
     Some(nics.iter().filter(|(nic, _)| *nic != MANAGEMENT_NIC).map(|(_, port)| port.passed_rx_bytes).sum())
 }
@@ -319,7 +343,8 @@ pub fn verdict_line(summary: &Summary, paint: Paint) -> String {
     let mut line = format!("{}  {}", paint.word(summary.verdict.words(), code), summary.suite);
     if !summary.runs.is_empty() {
         let passed = summary.runs.iter().filter(|run| run.verdict == Verdict::Pass).count();
-        line.push_str(&format!("  {passed} of {} runs passed; the worst is shown", summary.runs.len()));
+        let shown = if summary.row.is_some() { "" } else { "; the worst is shown" };
+        line.push_str(&format!("  {passed} of {} runs passed{shown}", summary.runs.len()));
     }
     if let Some(why) = &summary.ended_early {
         line.push_str(&format!("  {why}"));

@@ -71,9 +71,13 @@ pub struct Settings {
     pub seed: u64,
     /// How long a fault lasts that nobody renews.
     pub lease: Duration,
+    /// The row of the suite that is run, if it has rows.
+    pub row_name: Option<String>,
+    /// Healthy iterations of another run to compare with, in place of own ones.
+    pub baseline: Option<Vec<IterationRecord>>,
 }
 
-/// Runs a suite once; `out` gets the ranks' logs and event files.
+/// Runs a suite without rows once; `out` gets the ranks' logs and event files. Returns also what was recorded.
 ///
 /// # Errors
 /// If nothing could be recorded at all; everything else is in the summary.
@@ -85,7 +89,7 @@ pub fn run(
     log: &mut EventLog,
     progress: &Progress,
     interrupted: &AtomicBool,
-) -> Result<Summary> {
+) -> Result<(Summary, RunRecord)> {
     let row = settings.row;
     let mut record = RunRecord {
         bytes: suite.scale(row).map_or(0, |scale| scale.bytes.0),
@@ -103,6 +107,7 @@ pub fn run(
     log.record(
         at_ns(),
         Event::Started {
+            row: settings.row_name.clone(),
             repetition,
             suite: Box::new(suite.clone()),
             backend: row.name().into(),
@@ -144,9 +149,9 @@ pub fn run(
         check::keep_only(&mut checks, name);
     }
     settle(log, &record, &checks)?;
-    let summary = Summary::of_run(suite, row, &record, checks, &context);
+    let summary = Summary { row: settings.row_name.clone(), ..Summary::of_run(suite, row, &record, checks, &context) };
     log.record(at_ns(), Event::Ended { verdict: summary.verdict, exit_code: summary.exit_code })?;
-    Ok(summary)
+    Ok((summary, record))
 }
 
 fn settle(log: &mut EventLog, record: &RunRecord, checks: &[CheckResult]) -> Result<()> {
@@ -342,6 +347,13 @@ impl Session<'_> {
         driver: &Mutex<FaultDriver<'_>>,
         job: &mut Job<'_>,
     ) -> Result<()> {
+        if let Some(known) = &self.settings.baseline {
+            for iteration in known {
+                self.log.record(at_ns(), Event::Baseline(iteration.clone()))?;
+            }
+            self.record.baseline.clone_from(known);
+            return Ok(());
+        }
         let wanted = self.suite.workload.baseline;
         for index in 1..=wanted.max(BASELINE_MOST) {
             let noisy = || figures::baseline(self.record).is_none_or(|b| b.mad_percent > NOISY_PERCENT);

@@ -103,7 +103,9 @@ pub(super) fn balance_factor(suite: &Suite, faults: &[&Fault], at_best: bool) ->
         .node_names()
         .iter()
         .map(|node| {
-            let mut rates = vec![1.0; nics];
+            let declared = |nic: &String| suite.library.failed.contains(&format!("{node}/{nic}"));
+            let mut rates: Vec<f64> =
+                suite.cluster.nics.iter().map(|nic| if declared(nic) { 0.0 } else { 1.0 }).collect();
             for fault in faults {
                 if let Some(rail) = rail_index(suite, fault, node) {
                     rates[rail] = f64::min(rates[rail], kept(suite, fault, at_best));
@@ -124,7 +126,7 @@ pub(super) fn balance_factor(suite: &Suite, faults: &[&Fault], at_best: bool) ->
 
 /// Time relative to the healthy flat ring once the schedule has changed; `None` when the
 /// suite's library keeps the schedule, or the formula does not cover the faults.
-pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Option<(&'static str, f64)> {
+pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Option<(String, f64)> {
     let ranks = f64::from(suite.ranks(row));
     let nodes = f64::from(suite.cluster.nodes);
     let ring = 2.0 * (ranks - 1.0) / ranks;
@@ -138,12 +140,14 @@ pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Op
     match schedule {
         AfterRepair::Balance => None,
         AfterRepair::R2ccAllreduce => {
-            Some(("R2CC-AllReduce, K = 4", 1.0 + lost / ((1.0 - lost) * ring) * (1.0 + 1.0 / STAGE2_CHUNKS)))
+            let chunks = suite.library.stage2_chunks.map_or(STAGE2_CHUNKS, f64::from);
+            let factor = 1.0 + lost / ((1.0 - lost) * ring) * (1.0 + 1.0 / chunks);
+            Some((format!("R2CC-AllReduce, K = {chunks}"), factor))
         }
         AfterRepair::Weighted => {
             let weak = 1.0 / (1.0 - lost);
             let all = 2.0 * (nodes - 1.0) / (nodes - lost);
-            Some(("Weighted", weak.max(all) / ring))
+            Some(("Weighted".to_owned(), weak.max(all) / ring))
         }
     }
 }

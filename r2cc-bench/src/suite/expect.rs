@@ -225,7 +225,7 @@ pub struct TimeRatio {
     /// The expected ratio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Tolerance relative to `value`, both ways.
+    /// Tolerance relative to `value`, both ways, or to `at_most`, by which it may be passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<Percent>,
     /// Upper limit, instead of `value` and `within`.

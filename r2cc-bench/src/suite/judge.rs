@@ -4,11 +4,14 @@
 //! Pure; collects every problem with the place of the key to blame. Whether a machine can
 //! run the suite is not asked here.
 
+mod rows;
+
 use r2cc_inject::fault::{At, Fault, Kind, Offset, Op as FaultOp, Target, Trigger, Until};
 
 use super::effect;
 use super::error::{Problem, nearest};
 use super::model::{Fabric, Mode, ScaleRow, Suite, Sync, WorkloadKind};
+use super::rows::Row;
 use super::tree::{Content, Node};
 use super::values::IterationRange;
 
@@ -19,34 +22,73 @@ pub const MANAGEMENT_NIC: &str = "mgmt0";
 const INTERFACE_NAME_MAX: usize = 15;
 
 pub(super) fn problems(suite: &Suite, root: &Node, source: &str) -> Vec<Problem> {
-    let mut judge = Judge { suite, root, source, problems: Vec::new() };
-    judge.identity();
-    judge.cluster();
-    judge.scales();
-    judge.library();
-    for (position, fault) in suite.faults.iter().enumerate() {
-        judge.fault(&position.to_string(), fault);
+    let whole = Judge { suite, place: Place::Suite, root, source, problems: Vec::new() };
+    let mut problems = whole.rows();
+    for (position, run) in suite.runs().iter().enumerate() {
+        let place = if suite.rows.is_empty() { Place::Suite } else { Place::Row(position, &suite.rows[position]) };
+        for problem in (Judge { suite: &run.suite, place, root, source, problems: Vec::new() }).run() {
+            // What the suite itself gets wrong is wrong in each row.
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
     }
-    judge.checks_that_need_a_fault();
-    judge.time_ratios();
-    judge.node_bytes();
-    judge.fault_view();
-    judge.survivors_share();
-    judge.sweep();
-    judge.problems
+    problems
+}
+
+/// Where what is judged stands in the file.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Suite,
+    Row(usize, &'a Row),
 }
 
 struct Judge<'a> {
     suite: &'a Suite,
+    place: Place<'a>,
     root: &'a Node,
     source: &'a str,
     problems: Vec<Problem>,
 }
 
 impl Judge<'_> {
+    fn run(mut self) -> Vec<Problem> {
+        self.identity();
+        self.cluster();
+        self.scales();
+        self.library();
+        for (position, fault) in self.suite.faults.iter().enumerate() {
+            self.fault(&position.to_string(), fault);
+        }
+        self.checks_that_need_a_fault();
+        self.time_ratios();
+        self.node_bytes();
+        self.fault_view();
+        self.survivors_share();
+        self.sweep();
+        self.problems
+    }
+
     fn say(&mut self, steps: &[&str], what: impl Into<String>, hint: impl Into<String>) {
-        let at = self.root.find(steps).at;
+        let at = self.find(steps).at;
         self.problems.push(Problem::at(at, self.source, what).hint(hint));
+    }
+
+    /// What stands in the file at `steps`: in the row, where the row has its own.
+    fn find(&self, steps: &[&str]) -> &Node {
+        let own = |row: &Row| match steps.first() {
+            Some(&"library") => row.library.is_some(),
+            Some(&"faults") => row.faults.is_some(),
+            Some(&"checks") => row.checks.is_some(),
+            _ => false,
+        };
+        match self.place {
+            Place::Row(position, row) if own(row) => {
+                let position = position.to_string();
+                self.root.find(&[&["rows", &position], steps].concat())
+            }
+            _ => self.root.find(steps),
+        }
     }
 
     fn identity(&mut self) {
@@ -126,6 +168,27 @@ impl Judge<'_> {
                 "this mode never changes its schedule",
                 "after_repair needs mode balance, r2cc-allreduce or weighted",
             );
+        }
+        let nics = &self.suite.cluster.nics;
+        let places: Vec<String> = (self.suite.node_names().iter())
+            .flat_map(|node| nics.iter().map(move |nic| format!("{node}/{nic}")))
+            .collect();
+        let failed = &self.suite.library.failed;
+        for (position, place) in failed.iter().enumerate() {
+            let step = position.to_string();
+            if !places.contains(place) {
+                let what = format!("there is no NIC `{place}`");
+                self.say(&["library", "failed", &step], what, suggestion(place, &places));
+            } else if failed[..position].contains(place) {
+                self.say(&["library", "failed", &step], format!("`{place}` is listed twice"), "name each NIC once");
+            } else if place.split('/').next() != failed[0].split('/').next() {
+                let hint = "a job can be told of one node (`R2CC_FAILED_NODE`)";
+                self.say(&["library", "failed", &step], format!("`{place}` is not of the node of the first"), hint);
+            }
+        }
+        if !failed.is_empty() && failed.len() >= nics.len() {
+            let what = format!("all {} NICs of the node would be lost", nics.len());
+            self.say(&["library", "failed"], what, "leave the node at least one");
         }
     }
 
@@ -250,15 +313,14 @@ impl Judge<'_> {
     }
 
     fn time_ratios(&mut self) {
-        let is_list = matches!(self.root.find(&["checks", "time_ratio"]).content, Content::List(_));
+        let is_list = matches!(self.find(&["checks", "time_ratio"]).content, Content::List(_));
         for (position, rule) in self.suite.checks.time_ratio.0.iter().enumerate() {
             let step = position.to_string();
             let mut at = vec!["checks", "time_ratio"];
             if is_list {
                 at.push(&step);
             }
-            let fits =
-                matches!((rule.value, rule.within, rule.at_most), (Some(_), Some(_), None) | (None, None, Some(_)));
+            let fits = matches!((rule.value, rule.within, rule.at_most), (Some(_), Some(_), None) | (None, _, Some(_)));
             if !fits {
                 let what = "a time ratio has either `value` and `within`, or `at_most`";
                 self.say(&at, what, "for example {iterations: 4-10, value: 1.5, within: 2%}");

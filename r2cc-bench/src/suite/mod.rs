@@ -12,6 +12,7 @@ mod load;
 mod model;
 mod plan;
 mod read;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -29,4 +30,5 @@ pub use model::{
     Suite, SweepSpec, Sync, Timing, TypeAndOp, WorkloadKind, WorkloadSpec,
 };
 pub use plan::plan;
+pub use rows::{Row, Run};
 pub use values::{BitRate, Bytes, IterationRange, Percent, ValueError};

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::expect::Checks;
+use super::rows::Row;
 use super::values::{BitRate, Bytes, Percent};
 use crate::perf::Collective;
 
@@ -43,6 +44,9 @@ pub struct Suite {
     /// Published figures to show beside ours, a path below reference-logs/; never enforced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
+    /// Several runs side by side in one table: each is the suite with what its row says in place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<Row>,
 }
 
 /// The machines of a suite.
@@ -336,6 +340,13 @@ pub struct LibrarySpec {
     /// The schedule to change to once a fault has settled; without it the mode's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_repair: Option<AfterRepair>,
+    /// NICs of one node, as `node-1/mlx5_2`, that ranks are told from the start to take for failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
+    /// K: in how many chunks R2CC-AllReduce takes the weak node's part of the tail, by default 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub stage2_chunks: Option<u32>,
 }
 
 /// What the library does about a failed NIC.
@@ -412,9 +423,12 @@ impl Suite {
     /// The suite with the tolerances of `row`.
     pub fn on_row(mut self, row: ScaleRow) -> Self {
         if let Some(within) = self.scale(row).and_then(|scale| scale.within) {
-            self.checks.healthy_shares = within;
-            for rule in &mut self.checks.time_ratio.0 {
-                rule.within = rule.within.map(|_| within);
+            let of_rows = self.rows.iter_mut().filter_map(|row| row.checks.as_mut());
+            for checks in of_rows.chain([&mut self.checks]) {
+                checks.healthy_shares = within;
+                for rule in &mut checks.time_ratio.0 {
+                    rule.within = rule.within.map(|_| within);
+                }
             }
         }
         self

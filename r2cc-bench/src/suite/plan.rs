@@ -10,6 +10,7 @@ use r2cc_inject::fault::{At, Fault, Kind, Offset, Trigger, Until};
 use super::effect;
 use super::expect::Statistic;
 use super::model::{AfterRepair, ClusterKind, Fabric, Mode, ScaleRow, Schedule, Suite, Timing};
+use super::rows::Run;
 use super::values::Bytes;
 
 /// Setting up and tearing down an emulated cluster, the goodput measurement included.
@@ -21,6 +22,17 @@ const HEADER_OVERHEAD: f64 = 1.045;
 /// The expanded case of `suite` under `row`: machines, faults, what they should do to the
 /// times, what is checked, which rights and how long it takes, and how it heals.
 pub fn plan(suite: &Suite, row: ScaleRow) -> String {
+    let of_run = |run: &Run| match (&run.row, &run.against) {
+        (None, _) => plan_run(&run.suite, row),
+        (Some(name), None) => format!("row {name}\n{}", plan_run(&run.suite, row)),
+        (Some(name), Some(against)) => {
+            format!("row {name}, compared with the healthy iterations of row {against}\n{}", plan_run(&run.suite, row))
+        }
+    };
+    suite.runs().iter().map(of_run).collect::<Vec<_>>().join("\n")
+}
+
+fn plan_run(suite: &Suite, row: ScaleRow) -> String {
     let mut text = String::new();
     let mut line = |words: String| {
         text.push_str(&words);
@@ -85,7 +97,11 @@ fn job(suite: &Suite, row: ScaleRow) -> Vec<String> {
         return vec![format!("workload  scale.{} is not in the suite: it cannot run on this backend", row.name())];
     };
     let place = if workload.in_place { "in place" } else { "out of place" };
-    let library = format!("library   mode {}, schedule {}", mode_name(suite.library.mode), schedule_name(suite));
+    let told = match suite.library.failed.as_slice() {
+        [] => String::new(),
+        failed => format!(", {} taken for failed from the start", failed.join(", ")),
+    };
+    let library = format!("library   mode {}, schedule {}{told}", mode_name(suite.library.mode), schedule_name(suite));
     if let Some(sweep) = &workload.sweep {
         let names: Vec<&str> = sweep.collectives.iter().map(|collective| collective.name()).collect();
         let mut kinds = vec![format!("{} ({})", workload.dtype.name(), workload.op.name())];
@@ -321,7 +337,8 @@ fn checked(suite: &Suite) -> Vec<String> {
         };
         let limit = match (rule.value, rule.within, rule.at_most) {
             (Some(value), Some(within), _) => format!("{value} x within {within}"),
-            (_, _, Some(most)) => format!("at most {most} x"),
+            (_, Some(within), Some(most)) => format!("at most {most} x + {within}"),
+            (_, None, Some(most)) => format!("at most {most} x"),
             _ => "unlimited".to_string(),
         };
         ask(format!("timing: {of} {} at {limit} of the baseline median", rule.iterations));

@@ -298,3 +298,43 @@ fn a_sweep_is_told_what_does_not_fit_it() {
         assert!(told.contains(said), "{new:?}: {told}");
     }
 }
+
+const ROWS: &str = include_str!("../../../suites/03.yaml");
+
+#[test]
+fn a_row_has_its_own_in_place_of_the_suites() {
+    let suite = Suite::parse(ROWS, "03.yaml").unwrap();
+    let runs = suite.runs();
+    let names: Vec<&str> = runs.iter().filter_map(|run| run.row.as_deref()).collect();
+    assert_eq!(names, ["healthy", "balance", "r2cc-allreduce", "weighted"]);
+    assert!(runs.iter().all(|run| run.suite.rows.is_empty() && run.suite.cluster == suite.cluster));
+    assert_eq!((&runs[0].against, &runs[1].against), (&None, &Some("healthy".to_owned())));
+    assert_eq!(runs[1].suite.library.failed, ["node-1/mlx5_2"]);
+    assert_eq!(runs[2].suite.checks.node_bytes.len(), 3);
+    let alone = Suite::parse(GOOD, "01.yaml").unwrap();
+    assert_eq!(alone.runs()[0].suite, alone);
+}
+
+#[test]
+fn a_row_that_makes_no_sense_is_told_at_its_place() {
+    // What is put where, the text whose place is told, and what is said of it.
+    let cases = [
+        ("name: balance", "name: healthy", "healthy\n    against", "there are two rows `healthy`"),
+        ("against: healthy", "against: heathy", "heathy", "did you mean `healthy`?"),
+        ("    against: healthy\n", "", "name: balance", "has no healthy iterations"),
+        ("failed: [node-1/mlx5_2]", "failed: [node-1/mlx5_9]", "node-1/mlx5_9", "there is no NIC `node-1/mlx5_9`"),
+        ("failed: [node-1/mlx5_2]", "failed: [node-1/mlx5_2, node-2/mlx5_2]", "node-2/mlx5_2", "not of the node"),
+        ("failed: [node-1/mlx5_2]", "failed: [node-1/mlx5_2, node-1/mlx5_2]", "node-1/mlx5_2]", "listed twice"),
+        ("iterations: 1-5, value: 1.5,", "iterations: 1-50, value: 1.5,", "1-50", "beyond the workload's 5"),
+    ];
+    for (from, to, told, words) in cases {
+        assert!(ROWS.contains(from), "{from}");
+        let text = ROWS.replacen(from, to, 1);
+        let before = &text[..text.find(told).unwrap()];
+        let (line, column) = (before.matches('\n').count() + 1, before.len() - before.rfind('\n').unwrap());
+        let said = errors(&text);
+        assert!(said.contains(&format!("bad.yaml:{line}:{column}: ")) && said.contains(words), "{to}: {said}");
+    }
+    let alone = errors(&with("mode: balance", "failed: [node-1/mlx5_2], mode: balance"));
+    assert!(alone.contains("no healthy iterations to compare with"), "{alone}");
+}

@@ -1,7 +1,7 @@
 //! What this build can run of what a suite can say: the schema is a contract that is wider than any one build.
 //! Pure; asked before anything is started, so that nothing a suite asks for is silently left out.
 
-use r2cc::Settings;
+use r2cc::{DeclaredFault, Settings};
 use r2cc_inject::Direction;
 use r2cc_inject::fault::Kind;
 
@@ -85,6 +85,9 @@ pub fn unsupported(suite: &Suite, row: ScaleRow, cutter: Cutter) -> Vec<Unsuppor
     if let Some(after) = after.filter(|_| on_gpu) {
         refuse("library.after_repair", after, "under NCCL it keeps NCCL's ring: `after_repair: balance`");
     }
+    if on_gpu && !suite.library.failed.is_empty() {
+        refuse("library.failed", &suite.library.failed.join(", "), "under NCCL the library finds out by itself");
+    }
     for fault in &suite.faults {
         if cutter == Cutter::Switch && fault.kind == Kind::Drop && fault.direction != Direction::Both {
             let hint = "the switch blocks a port in both directions: use `--cutter xdp`";
@@ -114,7 +117,13 @@ pub fn settings(suite: &Suite) -> Settings {
         AfterRepair::R2ccAllreduce => r2cc::Mode::R2ccAllReduce,
         AfterRepair::Weighted => r2cc::Mode::Weighted,
     });
-    Settings { mode, after_repair, ..Settings::default() }
+    let failed = suite.library.failed.iter().filter_map(|place| place.split_once('/'));
+    let nics: Vec<String> = failed.clone().map(|(_, nic)| nic.to_owned()).collect();
+    let node = failed.map(|(node, _)| node.to_owned()).next();
+    let declared = node.map(|node| DeclaredFault { node, nics, count: 0 });
+    let unasked = Settings::default();
+    let chunks = suite.library.stage2_chunks.map_or(unasked.chunks, |chunks| chunks as usize);
+    Settings { mode, after_repair, declared, chunks, ..unasked }
 }
 
 #[cfg(test)]

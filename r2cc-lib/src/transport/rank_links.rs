@@ -35,6 +35,8 @@ pub(crate) struct RankLinks {
     events: VecDeque<LinkEvent>,
     /// Rails that messages to a rank keep to.
     rails: BTreeMap<usize, Vec<usize>>,
+    /// NICs, by node and name, that no path is opened on where there is another.
+    avoided: BTreeSet<(String, String)>,
 }
 
 impl RankLinks {
@@ -60,7 +62,24 @@ impl RankLinks {
             incoming.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
         }
         let (posted, events, rails) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
-        Ok(Self { me, roster, key, incoming, outgoing, posted, events, rails })
+        Ok(Self { me, roster, key, incoming, outgoing, posted, events, rails, avoided: BTreeSet::new() })
+    }
+
+    /// No path of a link that is opened from now on uses these NICs, by node and name, unless it has no other.
+    pub(crate) fn avoid(&mut self, nics: BTreeSet<(String, String)>) {
+        self.avoided = nics;
+    }
+
+    /// The paths that a new link to `peer` has.
+    fn pairs(&self, peer: usize) -> Vec<PairOfNics> {
+        let (me, peer) = (&self.roster[self.me], &self.roster[peer]);
+        let avoided = |member: &Member, nic: Option<usize>| {
+            nic.is_some_and(|nic| self.avoided.contains(&(member.node.clone(), member.nics[nic].name.clone())))
+        };
+        let all = paths(me, peer);
+        let usable = |pair: &&PairOfNics| !avoided(me, pair.from_nic) && !avoided(peer, pair.to_nic);
+        let left: Vec<PairOfNics> = all.iter().filter(usable).cloned().collect();
+        if left.is_empty() { all } else { left }
     }
 
     /// Opens the outgoing link of a stream if there is none yet.
@@ -72,7 +91,7 @@ impl RankLinks {
         if self.posted.contains_key(&number) {
             return Ok(());
         }
-        let pairs = paths(&self.roster[self.me], &self.roster[stream.peer]);
+        let pairs = self.pairs(stream.peer);
         if pairs.is_empty() {
             return Err(LinksError::NoPath { me: self.me, peer: stream.peer });
         }
