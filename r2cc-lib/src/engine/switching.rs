@@ -55,6 +55,7 @@ impl Engine {
         let links = &self.links;
         let due = |(_, streams, deadline): &mut (u64, Vec<_>, Time)| at >= *deadline || links.are_settled(streams);
         if let Some((epoch, ..)) = self.state.preparing.take_if(due) {
+            self.log.write(at, "switch-ready", &json!({ "epoch": epoch }));
             self.state.switch.handle_prepared(epoch);
         }
     }
