@@ -119,12 +119,7 @@ fn a_rank_that_is_killed_in_a_collective_is_named_by_every_other_rank() {
     let held = Held::by(&bench, before);
     // Rank 2: one a node.
     bench.worker_in("node-3").signal(Signal::SIGKILL);
-    let lost = "rank 2 on node-3 is lost";
-    bench.end(GONE).expect_code(1).expect_words(&[
-        "rank 2: its process ended without a word (signal: 9",
-        &format!("rank 0: {lost}"),
-        &format!("rank 1: {lost}"),
-    ]);
+    bench.end(GONE).expect_rank_lost(2, "node-3", [0, 1]);
     held.expect_gone(true);
     let summary = summary(&out);
     assert_eq!(summary.exit_code, 1);

@@ -47,12 +47,7 @@ fn a_rank_that_is_killed_during_a_freeze_is_named_by_every_other_rank() {
     wait_for_event(&out, 0, "switch-freeze");
     wait_for_event(&out, 1, "switch-freeze");
     third.signal(Signal::SIGKILL);
-    let lost = "rank 2 on node-3 is lost";
-    bench.end(GONE).expect_code(1).expect_words(&[
-        "rank 2: its process ended without a word (signal: 9",
-        &format!("rank 0: {lost}"),
-        &format!("rank 1: {lost}"),
-    ]);
+    bench.end(GONE).expect_rank_lost(2, "node-3", [0, 1]);
     held.expect_gone(true);
     let told = std::fs::read_to_string(out.join("events-rank-0.jsonl")).unwrap();
     assert!(!told.contains("\"event\":\"switch\""), "the freeze was over before the kill: {told}");
@@ -66,11 +61,6 @@ fn a_rank_that_is_killed_in_a_weighted_section_is_named_by_every_other_rank() {
     bench.wait_for_line("iteration 3/");
     let held = Held::by(&bench, before);
     bench.worker_in("node-2").signal(Signal::SIGKILL);
-    let lost = "rank 1 on node-2 is lost";
-    bench.end(GONE).expect_code(1).expect_words(&[
-        "rank 1: its process ended without a word (signal: 9",
-        &format!("rank 0: {lost}"),
-        &format!("rank 2: {lost}"),
-    ]);
+    bench.end(GONE).expect_rank_lost(1, "node-2", [0, 2]);
     held.expect_gone(true);
 }

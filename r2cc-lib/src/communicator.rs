@@ -37,7 +37,7 @@ use crate::planner::Planner;
 use crate::repair::Tuning;
 use crate::schedule::{RankPlan, Schedule, Shape, barrier};
 use crate::settings::{Settings, SettingsError};
-use crate::topology::{Member, TopologyError, local_nics, paths};
+use crate::topology::{Member, TopologyError, is_complete, local_nics};
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
@@ -239,7 +239,7 @@ impl Builder {
         let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
         let mut links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
         links.avoid(planner.declared_nics());
-        let is_complete = roster.iter().all(|a| roster.iter().all(|b| a.rank == b.rank || !paths(a, b).is_empty()));
+        let is_complete = is_complete(&roster);
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,

@@ -176,7 +176,8 @@ impl Engine {
         for event in ready {
             self.dispatch(at, event);
         }
-        if at.saturating_sub(self.state.last_tick) >= self.tick() {
+        let waited = at.saturating_sub(self.state.last_tick);
+        if waited >= TICK && waited >= self.tick() {
             self.state.last_tick = at;
             self.links.handle_tick(at);
             self.mesh.flush();

@@ -95,6 +95,14 @@ impl Ended {
         self
     }
 
+    /// A rank was killed, and every rank of `others` names it.
+    #[track_caller]
+    pub fn expect_rank_lost(self, rank: usize, node: &str, others: [usize; 2]) -> Self {
+        let told = others.map(|other| format!("rank {other}: rank {rank} on {node} is lost"));
+        let ended = format!("rank {rank}: its process ended without a word (signal: 9");
+        self.expect_code(1).expect_words(&[&ended, &told[0], &told[1]])
+    }
+
     #[track_caller]
     pub fn expect_words(self, words: &[&str]) -> Self {
         for word in words {

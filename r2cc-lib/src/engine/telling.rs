@@ -31,12 +31,9 @@ impl Engine {
             paths: link
                 .paths
                 .iter()
-                .map(|(pair, report)| PathNow {
-                    nic: self.nic_name(self.me, pair.from_nic).to_owned(),
-                    peer_nic: self.nic_name(link.peer, pair.to_nic).to_owned(),
-                    state: report.state.word().to_owned(),
-                    bits_s: report.bytes_s.map(|bytes_s| bytes_s.saturating_mul(8)),
-                    in_flight_bytes: report.in_flight_bytes,
+                .map(|(pair, report)| {
+                    let nics = (self.nic_name(self.me, pair.from_nic), self.nic_name(link.peer, pair.to_nic));
+                    PathNow::new(nics.0, nics.1, report)
                 })
                 .collect(),
         });
@@ -57,7 +54,6 @@ impl Engine {
     /// Keeps what happened to a path last.
     pub(super) fn remember(&mut self, peer: usize, pair: &PairOfNics, t: &Transition) {
         let nic = self.nic_name(self.me, pair.from_nic);
-        let text = format!("{nic} to rank {peer}: {} -> {}, {}", t.from.word(), t.to.word(), t.cause.word());
-        self.state.last_transition = Some(LastTransition { at_ns: t.at.as_nanos() as u64, text });
+        self.state.last_transition = Some(LastTransition::new(format_args!("{nic} to rank {peer}"), t));
     }
 }

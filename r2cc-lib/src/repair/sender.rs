@@ -173,6 +173,11 @@ impl Sender {
         })
     }
 
+    /// Whether every path carries chunks.
+    pub fn is_whole(&self) -> bool {
+        self.paths.iter().all(|p| p.state == PathState::Live)
+    }
+
     /// Whether any path carries chunks.
     pub fn has_live_path(&self) -> bool {
         self.live_paths() > 0

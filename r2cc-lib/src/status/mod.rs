@@ -13,6 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::repair::{PathReport, Transition};
 pub use board::Source;
 pub use server::{Server, read, tell_on_signal};
 
@@ -90,6 +91,27 @@ pub struct LastTransition {
     pub at_ns: u64,
     /// Which path, from which state to which, and why.
     pub text: String,
+}
+
+impl PathNow {
+    /// A path between these NICs, as its link reports it.
+    pub fn new(nic: impl Into<String>, peer_nic: impl Into<String>, report: &PathReport) -> Self {
+        Self {
+            nic: nic.into(),
+            peer_nic: peer_nic.into(),
+            state: report.state.word().to_owned(),
+            bits_s: report.bytes_s.map(|bytes_s| bytes_s.saturating_mul(8)),
+            in_flight_bytes: report.in_flight_bytes,
+        }
+    }
+}
+
+impl LastTransition {
+    /// Of the path `path`, in words.
+    pub fn new(path: impl fmt::Display, t: &Transition) -> Self {
+        let text = format!("{path}: {} -> {}, {}", t.from.word(), t.to.word(), t.cause.word());
+        Self { at_ns: t.at.as_nanos() as u64, text }
+    }
 }
 
 impl LinkNow {

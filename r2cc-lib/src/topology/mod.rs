@@ -4,6 +4,7 @@
 
 mod discovery;
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,14 @@ pub fn paths(a: &Member, b: &Member) -> Vec<PairOfNics> {
     pairs
 }
 
+/// Whether every two members have a path. Members of one node with NICs on the same subnets have the same paths, so
+/// that one of them is asked.
+pub fn is_complete(members: &[Member]) -> bool {
+    let subnets = |m: &Member| m.nics.iter().map(|nic| (nic.subnet(), nic.prefix)).collect::<Vec<_>>();
+    let kinds: BTreeMap<_, &Member> = members.iter().map(|m| ((&m.node, subnets(m)), m)).collect();
+    kinds.values().all(|a| kinds.values().all(|b| !paths(a, b).is_empty()))
+}
+
 /// Subnets of all members in order of appearance: rail `k` (named `rail-<k+1>`) is the k-th.
 pub fn rails(members: &[Member]) -> Vec<Ipv4Addr> {
     let mut rails: Vec<Ipv4Addr> = Vec::new();
@@ -110,6 +119,14 @@ mod tests {
         let pairs: Vec<_> = paths(&a, &b).iter().map(|p| (p.from_nic, p.to_nic, p.to.port())).collect();
         assert_eq!(pairs, [(Some(0), Some(1), 1001), (Some(2), Some(0), 1000)]);
         assert_eq!(rails(&[a, b]).len(), 3);
+    }
+
+    #[test]
+    fn members_are_complete_if_every_two_share_a_rail_or_a_node() {
+        let line = [member(0, "a", &[(1, 1)]), member(1, "b", &[(1, 2), (2, 2)]), member(2, "c", &[(2, 3)])];
+        assert!(is_complete(&line[..2]) && is_complete(&line[1..]));
+        assert!(!is_complete(&line), "a and c share none");
+        assert!(is_complete(&[member(0, "a", &[]), member(1, "a", &[(1, 1)])]), "inside a node");
     }
 
     #[test]

@@ -385,7 +385,7 @@ impl Links {
     /// Whether an outgoing link has all its paths in service.
     pub fn is_whole(&self, peer: usize) -> bool {
         self.send_to.get(&peer).is_some_and(|at| match &self.links[*at].end {
-            End::Send(sender, _) => sender.path_reports().all(|p| p.state == PathState::Live),
+            End::Send(sender, _) => sender.is_whole(),
             End::Recv(..) => false,
         })
     }
@@ -592,7 +592,7 @@ impl Links {
     pub fn needs_tick(&self) -> bool {
         self.connections.values().any(|c| c.unsettled || c.owes_ack || c.deadline.is_some())
             || self.links.iter().any(|link| match &link.end {
-                End::Send(sender, _) => !link.left && sender.path_reports().any(|p| p.state != PathState::Live),
+                End::Send(sender, _) => !link.left && !sender.is_whole(),
                 End::Recv(receiver, _) => !link.left && receiver.is_dark(),
             })
     }

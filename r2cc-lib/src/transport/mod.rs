@@ -18,9 +18,9 @@ pub(crate) use valve::Valve;
 use crate::repair::Time;
 
 /// How often a driver thread lets time pass for its links while any of them waits for that.
-pub(crate) const TICK: Time = Time::from_millis(5);
+pub const TICK: Time = Time::from_millis(5);
 /// The same while none does.
-pub(crate) const IDLE_TICK: Time = Time::from_millis(50);
+pub const IDLE_TICK: Time = Time::from_millis(50);
 
 /// CLOCK_MONOTONIC, the clock of the machines, the event files and the injector.
 pub fn now() -> Time {

@@ -33,6 +33,8 @@ pub(crate) struct RankLinks {
     /// Messages posted on each outgoing link, by its number.
     posted: BTreeMap<usize, u64>,
     events: VecDeque<LinkEvent>,
+    /// Subnet of each rail.
+    subnets: Vec<Ipv4Addr>,
     /// Rails that messages to a rank keep to.
     rails: BTreeMap<usize, Vec<usize>>,
     /// NICs, by node and name, that no path is opened on where there is another.
@@ -62,7 +64,8 @@ impl RankLinks {
             incoming.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
         }
         let (posted, events, rails) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
-        Ok(Self { me, roster, key, incoming, outgoing, posted, events, rails, avoided: BTreeSet::new() })
+        let (subnets, avoided) = (topology::rails(&roster), BTreeSet::new());
+        Ok(Self { me, roster, key, incoming, outgoing, posted, events, subnets, rails, avoided })
     }
 
     /// No path of a link that is opened from now on uses these NICs, by node and name, unless it has no other.
@@ -125,7 +128,7 @@ impl RankLinks {
     fn is_kept_to(&self, peer: usize, pair: &PairOfNics) -> bool {
         let (Some(rails), Some(nic)) = (self.rails.get(&peer), pair.from_nic) else { return true };
         let subnet = self.roster[self.me].nics[nic].subnet();
-        let rail = topology::rails(&self.roster).iter().position(|rail| *rail == subnet);
+        let rail = self.subnets.iter().position(|rail| *rail == subnet);
         rail.is_some_and(|rail| rails.contains(&rail))
     }
 

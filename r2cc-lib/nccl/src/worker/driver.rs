@@ -10,7 +10,7 @@ use r2cc::control::NicWatch;
 use r2cc::repair::{PathState, ReceiverError, Time, Transition};
 use r2cc::status::{LastTransition, Source};
 use r2cc::topology::{Nic, PairOfNics};
-use r2cc::transport::{self, LinkEvent, Links, Side, Sink, now};
+use r2cc::transport::{self, IDLE_TICK, LinkEvent, Links, Side, Sink, TICK, now};
 use serde_json::json;
 use socket2::Socket;
 
@@ -23,8 +23,6 @@ use crate::{events, hub, log};
 
 const WAKE: u64 = 4 << 56;
 const NETLINK: u64 = 5 << 56;
-const TICK: Time = Time::from_millis(5);
-const IDLE_TICK: Time = Time::from_millis(50);
 /// While requests are under way the thread looks for what comes, and does not sleep, for so long after the last thing
 /// came: on a fast network waking up takes longer than what it wakes up for. Where processors are few they have better
 /// things to do.

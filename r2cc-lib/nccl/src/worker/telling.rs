@@ -35,14 +35,10 @@ impl Driver {
             (Ok(()), 0) => format!("{from_to} {peer}: idle"),
             (Ok(()), under_way) => format!("{from_to} {peer}: {under_way} messages under way"),
         };
-        let paths = link.map(|link| link.paths).unwrap_or_default().into_iter().map(|(pair, report)| PathNow {
-            nic: self.nic_name(pair.from_nic).to_owned(),
-            peer_nic: entry.peer_nic(&pair),
-            state: report.state.word().to_owned(),
-            bits_s: report.bytes_s.map(|bytes_s| bytes_s.saturating_mul(8)),
-            in_flight_bytes: report.in_flight_bytes,
-        });
-        let paths: Vec<PathNow> = paths.collect();
+        let paths = link.iter().flat_map(|link| &link.paths);
+        let paths: Vec<PathNow> = paths
+            .map(|(pair, report)| PathNow::new(self.nic_name(pair.from_nic), entry.peer_nic(pair), report))
+            .collect();
         CommStatus {
             name: format!("nccl {side} {number}"),
             rank: events::rank(),
@@ -66,9 +62,7 @@ impl Entry {
 
     /// Keeps what happened to a path last.
     pub(super) fn remember(&mut self, nic: &str, pair: &PairOfNics, t: &Transition) {
-        let (from, to) = (t.from.word(), t.to.word());
-        let text = format!("{nic} to {}: {from} -> {to}, {}", self.peer_nic(pair), t.cause.word());
         self.replayed_bytes += t.replayed_bytes;
-        self.last_transition = Some(LastTransition { at_ns: t.at.as_nanos() as u64, text });
+        self.last_transition = Some(LastTransition::new(format_args!("{nic} to {}", self.peer_nic(pair)), t));
     }
 }
