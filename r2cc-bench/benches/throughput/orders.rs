@@ -42,6 +42,8 @@ pub(crate) enum Order {
     Connect { ends: Vec<(Ipv4Addr, SocketAddrV4)>, shape: Shape },
     /// Move and add the bytes over the plain connections.
     Plain { shape: Shape },
+    /// Move as many bytes over them, as iperf3 does.
+    Sink { shape: Shape },
     /// Run one AllReduce of the library.
     AllReduce,
     /// Run this many AllReduces of 8 bytes.

@@ -3,6 +3,7 @@
 //! Each rank sends half of the buffer twice (once to be added, once to be placed), receives as much, adds the first
 //! half of what it receives to its own and places the second. No frames, no acknowledgements, and no order between
 //! the halves beyond that of each connection: less than a correct AllReduce needs. Start at [`Plain::run`].
+//! [`Plain::sink`] moves as many bytes as iperf3 does: out of one piece of memory and into another.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -81,38 +82,45 @@ impl Plain {
 
     /// Sends and receives everything once.
     pub(crate) fn run(&self, shape: Shape, memory: &mut Memory<'_>) -> io::Result<()> {
-        let lanes = self.outgoing.len();
         let Memory { own, other, place } = memory;
-        let each = own.len().div_ceil(lanes);
-        let mut sending: Vec<Sending<'_>> = self
-            .outgoing
-            .iter()
-            .zip(other.chunks(each))
-            .map(|(socket, stripe)| Sending { socket, bytes: bytemuck::cast_slice(stripe), sent: 0 })
-            .collect();
-        let mut receiving: Vec<Receiving<'_>> = self
-            .incoming
-            .iter()
-            .zip(own.chunks_mut(each).zip(place.chunks_mut(each)))
-            .map(|(socket, (add, place))| Receiving {
-                socket,
-                scratch: vec![0.0; shape.piece_bytes / F32_BYTES],
-                carried: 0,
-                add,
-                added: 0,
-                place: bytemuck::cast_slice_mut(place),
-                placed: 0,
-            })
-            .collect();
-        if shape.threads == 1 {
-            return drive(&mut sending, &mut receiving, shape.piece_bytes);
-        }
-        std::thread::scope(|scope| {
-            let sender = scope.spawn(|| drive(&mut sending, &mut [], shape.piece_bytes));
-            let received = drive(&mut [], &mut receiving, shape.piece_bytes);
-            sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(received)
-        })
+        let each = own.len().div_ceil(self.outgoing.len());
+        let stripes = other.chunks(each).map(bytemuck::cast_slice);
+        let sending = self.outgoing.iter().zip(stripes);
+        let sending =
+            sending.map(|(socket, bytes): (_, &[u8])| Sending { socket, bytes, sent: 0, all: 2 * bytes.len() });
+        let receiving = self.incoming.iter().zip(own.chunks_mut(each).zip(place.chunks_mut(each)));
+        let receiving = receiving.map(|(socket, (add, place))| Receiving {
+            socket,
+            scratch: vec![0.0; shape.piece_bytes / F32_BYTES],
+            carried: 0,
+            add,
+            added: 0,
+            place: bytemuck::cast_slice_mut(place),
+            placed: 0,
+        });
+        move_all(sending.collect(), receiving.collect(), shape)
     }
+
+    /// Sends and receives `bytes`, none of which is looked at.
+    pub(crate) fn sink(&self, shape: Shape, bytes: usize) -> io::Result<()> {
+        let (piece, each) = (vec![0; shape.piece_bytes], bytes.div_ceil(self.outgoing.len()));
+        let sending = self.outgoing.iter().map(|socket| Sending { socket, bytes: &piece, sent: 0, all: each });
+        let sinking = self.incoming.iter();
+        let sinking = sinking.map(|socket| Sinking { socket, scratch: vec![0; shape.piece_bytes], left: each });
+        move_all(sending.collect(), sinking.collect(), shape)
+    }
+}
+
+/// All lanes on one thread, or those of each direction on one.
+fn move_all<R: Lane + Send>(mut sending: Vec<Sending<'_>>, mut receiving: Vec<R>, shape: Shape) -> io::Result<()> {
+    if shape.threads == 1 {
+        return drive(&mut sending, &mut receiving, shape.piece_bytes);
+    }
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| drive::<R>(&mut sending, &mut [], shape.piece_bytes));
+        let received = drive(&mut [], &mut receiving, shape.piece_bytes);
+        sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(received)
+    })
 }
 
 /// The same congestion control as the library's lanes; the choice of `iperf.rs` too.
@@ -126,21 +134,58 @@ fn prepare(socket: &Socket, shape: Shape) -> io::Result<()> {
     Ok(())
 }
 
-/// One outgoing lane: its stripe goes out twice.
+/// One direction of one connection.
+trait Lane {
+    fn socket(&self) -> &Socket;
+    fn is_over(&self) -> bool;
+    /// Moves what goes at once, at most `piece` bytes.
+    fn step(&mut self, piece: usize) -> io::Result<()>;
+}
+
+/// One outgoing lane: its bytes go out until it is `all`.
 struct Sending<'a> {
     socket: &'a Socket,
     bytes: &'a [u8],
     sent: usize,
+    all: usize,
 }
 
-impl Sending<'_> {
+impl Lane for Sending<'_> {
+    fn socket(&self) -> &Socket {
+        self.socket
+    }
+
     fn is_over(&self) -> bool {
-        self.sent == 2 * self.bytes.len()
+        self.sent == self.all
     }
 
     fn step(&mut self, piece: usize) -> io::Result<()> {
         let rest = &self.bytes[self.sent % self.bytes.len()..];
-        self.sent += moved(self.socket.send_with_flags(&rest[..piece.min(rest.len())], libc::MSG_NOSIGNAL))?;
+        let most = piece.min(rest.len()).min(self.all - self.sent);
+        self.sent += moved(self.socket.send_with_flags(&rest[..most], libc::MSG_NOSIGNAL))?;
+        Ok(())
+    }
+}
+
+/// One incoming lane whose bytes nobody wants.
+struct Sinking<'a> {
+    socket: &'a Socket,
+    scratch: Vec<u8>,
+    left: usize,
+}
+
+impl Lane for Sinking<'_> {
+    fn socket(&self) -> &Socket {
+        self.socket
+    }
+
+    fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    fn step(&mut self, piece: usize) -> io::Result<()> {
+        let most = piece.min(self.left);
+        self.left -= moved((&mut &*self.socket).read(&mut self.scratch[..most]))?;
         Ok(())
     }
 }
@@ -157,7 +202,11 @@ struct Receiving<'a> {
     placed: usize,
 }
 
-impl Receiving<'_> {
+impl Lane for Receiving<'_> {
+    fn socket(&self) -> &Socket {
+        self.socket
+    }
+
     fn is_over(&self) -> bool {
         self.placed == self.place.len()
     }
@@ -192,14 +241,14 @@ fn moved(result: io::Result<usize>) -> io::Result<usize> {
 }
 
 /// One thread's loop: a piece a lane and direction whenever its socket is ready.
-fn drive(sending: &mut [Sending<'_>], receiving: &mut [Receiving<'_>], piece: usize) -> io::Result<()> {
+fn drive<R: Lane>(sending: &mut [Sending<'_>], receiving: &mut [R], piece: usize) -> io::Result<()> {
     let patience = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
     loop {
         let outgoing = sending.iter().filter(|lane| !lane.is_over());
         let incoming = receiving.iter().filter(|lane| !lane.is_over());
         let mut watched: Vec<PollFd<'_>> = outgoing
-            .map(|lane| PollFd::new(lane.socket.as_fd(), PollFlags::POLLOUT))
-            .chain(incoming.map(|lane| PollFd::new(lane.socket.as_fd(), PollFlags::POLLIN)))
+            .map(|lane| PollFd::new(lane.socket().as_fd(), PollFlags::POLLOUT))
+            .chain(incoming.map(|lane| PollFd::new(lane.socket().as_fd(), PollFlags::POLLIN)))
             .collect();
         if watched.is_empty() {
             return Ok(());

@@ -141,6 +141,11 @@ impl Ranks {
         self.run(&Order::Plain { shape })
     }
 
+    /// As many bytes as iperf3 moves them: none is looked at.
+    pub(crate) fn sink(&mut self, shape: Shape) -> Result<Timing> {
+        self.run(&Order::Sink { shape })
+    }
+
     /// Times of small AllReduces on rank 0, sorted, ns.
     pub(crate) fn latencies(&mut self, count: usize) -> Result<Vec<u64>> {
         self.order_all(&Order::Latency { count })?;

@@ -1,13 +1,17 @@
 //! One rank: follows the orders on its standard input. Every timed run starts behind a barrier and is checked.
 
 use std::io::{self, BufRead, Write};
+use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::mman::{MmapAdvise, madvise};
 use r2cc::transport::now;
 use r2cc::{Communicator, ReduceOp};
 
 use crate::orders::{Order, RankConfig, Reply, Run};
 use crate::plain::{Memory, Plain};
+
+const PAGE_BYTES: usize = 4096;
 
 /// Serves until told to finish, or until the benchmark is gone.
 pub(crate) fn serve(config: &str) -> Result<()> {
@@ -55,8 +59,8 @@ fn serve_orders(config: &str) -> Result<()> {
         rank: config.rank,
         comm,
         plain: Plain::default(),
-        buffer: vec![0.0; elements],
-        place: vec![0.0; elements / 2],
+        buffer: memory(elements)?,
+        place: memory(elements / 2)?,
     };
     say(&Reply::Ready)?;
     for line in io::stdin().lock().lines() {
@@ -67,6 +71,7 @@ fn serve_orders(config: &str) -> Result<()> {
                 Reply::Connected
             }
             Order::Plain { shape } => Reply::Ran(rank.move_plainly(shape)?),
+            Order::Sink { shape } => Reply::Ran(rank.timed(|rank| Ok(rank.plain.sink(shape, config.bytes)?))?),
             Order::AllReduce => Reply::Ran(rank.all_reduce()?),
             Order::Latency { count } => Reply::Latencies { nanos: rank.latencies(count)? },
             Order::Finish => {
@@ -79,6 +84,20 @@ fn serve_orders(config: &str) -> Result<()> {
         say(&reply)?;
     }
     Ok(())
+}
+
+/// Zeros in huge pages where the system has them: in small ones, walking the page tables would be a good part of
+/// what is measured.
+fn memory(elements: usize) -> Result<Vec<f32>> {
+    let mut zeros = vec![0.0_f32; elements];
+    let range = zeros.as_mut_ptr_range();
+    let start = range.start.map_addr(|addr| addr.next_multiple_of(PAGE_BYTES));
+    let bytes = range.end.addr().saturating_sub(start.addr());
+    if let Some(start) = NonNull::new(start.cast()).filter(|_| bytes > 0) {
+        // SAFETY: memory of the vector, from a page's start on; the advice does not touch what is in it.
+        unsafe { madvise(start, bytes, MmapAdvise::MADV_HUGEPAGE) }.context("ask for huge pages")?;
+    }
+    Ok(zeros)
 }
 
 impl Rank {
