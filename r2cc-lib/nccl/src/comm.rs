@@ -53,6 +53,7 @@ unsafe impl Sync for Comm {}
 
 impl Comm {
     pub(crate) fn new(number: usize, side: Side, worker: Arc<Worker>) -> Arc<Self> {
+        worker.count(side, true);
         Arc::new_cyclic(|me| {
             let comm = me.as_ptr();
             let request = |slot: usize| Request {
@@ -121,6 +122,12 @@ impl Comm {
             log::warn(&ending.text);
         }
         Err(ending.status)
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.worker.count(self.side, false);
     }
 }
 

@@ -6,7 +6,7 @@ mod notice;
 mod telling;
 
 use std::net::SocketAddrV4;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
@@ -14,7 +14,7 @@ use std::{io, thread};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use r2cc::topology::{Nic, PairOfNics};
 use r2cc::transport::handshake::{Key, LinkName};
-use r2cc::transport::listen;
+use r2cc::transport::{Side, listen};
 
 use crate::abi::Status;
 use crate::comm::Comm;
@@ -58,6 +58,8 @@ struct Inbox {
 #[derive(Debug)]
 pub(crate) struct Worker {
     inbox: Mutex<Inbox>,
+    /// Communicators that send and that receive.
+    loads: [AtomicUsize; 2],
     /// The thread is in, or on its way into, its wait.
     sleeping: AtomicBool,
     wake: EventFd,
@@ -74,7 +76,8 @@ impl Worker {
             listeners.push(listener);
         }
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let worker = Arc::new(Self { inbox: Mutex::default(), sleeping: AtomicBool::new(false), wake, ports });
+        let (inbox, loads, sleeping) = (Mutex::default(), Default::default(), AtomicBool::new(false));
+        let worker = Arc::new(Self { inbox, loads, sleeping, wake, ports });
         let driver = Driver::new(Arc::clone(&worker), nics.to_vec(), listeners)?;
         let ours = Arc::clone(&worker);
         thread::Builder::new().name("r2cc-net".into()).spawn(move || {
@@ -97,6 +100,22 @@ impl Worker {
             hub::forget(&ours);
         })?;
         Ok(worker)
+    }
+
+    /// A communicator of this side begins to use the thread (true), or ends.
+    pub(crate) fn count(&self, side: Side, begins: bool) {
+        let load = &self.loads[side as usize];
+        if begins {
+            load.fetch_add(1, Ordering::Relaxed)
+        } else {
+            load.fetch_sub(1, Ordering::Relaxed)
+        };
+    }
+
+    /// What a communicator of this side would find: those of its own side, and all.
+    pub(crate) fn load(&self, side: Side) -> (usize, usize) {
+        let [send, recv] = self.loads.each_ref().map(|load| load.load(Ordering::Relaxed));
+        (if side == Side::Send { send } else { recv }, send + recv)
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {

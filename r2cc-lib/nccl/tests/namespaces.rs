@@ -2,113 +2,24 @@
 //! Needs root for namespaces and BPF.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::io::{BufRead, BufReader, Write};
+mod hosts;
+
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
+use hosts::{Host, NICS, cluster, exchange, pair, script, with};
 use r2cc_bench::cluster::{ClusterSpec, EmulatedCluster, Fabric, NicSpec, NodeSpec};
 use r2cc_inject::{ArmRequest, Direction, Effect, FaultId, Injector, KernelTrigger, PortSpec};
 use serde_json::{Value, json};
 
-const NICS: [&str; 3] = ["mlx5_0", "mlx5_2", "mlx5_3"];
 /// Ends a broken test, decides nothing.
 const LEASE: Duration = Duration::from_secs(300);
 const INVALID_USAGE: i64 = 5;
 const REMOTE_ERROR: i64 = 6;
 
-/// Where cargo puts what it builds: this test is in `deps` below it.
-fn built(name: &str) -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let file = own.parent().unwrap().join(name);
-    assert!(file.exists(), "{} is not built: run cargo test -p r2cc-nccl without --test", file.display());
-    file
-}
-
-fn script(version: u32) -> Value {
-    json!({
-        "plugin": built("libr2cc_nccl.so"), "version": version, "comms": 2, "messages": 100, "in_flight": 32,
-        "bytes": null, "check": true, "abandon": null, "rounds": 1,
-    })
-}
-
-fn with(mut script: Value, changes: Value) -> Value {
-    for (key, value) in changes.as_object().unwrap() {
-        script[key] = value.clone();
-    }
-    script
-}
-
-fn cluster(rate_bits_s: Option<u64>) -> EmulatedCluster {
-    EmulatedCluster::build(&ClusterSpec::uniform(2, &NICS, rate_bits_s, Fabric::Rails)).unwrap()
-}
-
-/// A process on a node that runs a script.
-struct Host {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Host {
-    fn start(cluster: &EmulatedCluster, node: &str, script: &Value, env: &[(&str, &str)]) -> Self {
-        let mut command = cluster.command(node, &built("../examples/net-host")).unwrap();
-        command.arg(script.to_string()).env("NCCL_SOCKET_IFNAME", "=mgmt0").envs(env.iter().copied());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
-    }
-
-    /// Next line that starts with one of these words.
-    fn until(&mut self, words: &[&str]) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the host ended before it said {words:?}");
-            if words.iter().any(|word| line.starts_with(word)) {
-                return line;
-            }
-        }
-    }
-
-    /// Messages received on any communicator when it says so next.
-    fn progress(&mut self) -> u64 {
-        self.until(&["progress"]).trim().rsplit(' ').next().unwrap().parse().unwrap()
-    }
-
-    fn tell(&mut self, line: &str) {
-        self.input.write_all(line.as_bytes()).unwrap();
-    }
-
-    fn outcome(&mut self) -> (bool, Value) {
-        let line = self.until(&["done", "failed"]);
-        let (word, report) = line.split_once(' ').unwrap();
-        (word == "done", serde_json::from_str(report).unwrap())
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// Two hosts that have exchanged their handles.
-fn pair(cluster: &EmulatedCluster, scripts: [&Value; 2], env: &[(&str, &str)]) -> [Host; 2] {
-    let mut hosts = ["0", "1"].map(|rank| {
-        let i: usize = rank.parse().unwrap();
-        let env: Vec<(&str, &str)> = env.iter().copied().chain([("R2CC_RANK", rank)]).collect();
-        Host::start(cluster, &cluster.nodes()[i].name, scripts[i], &env)
-    });
-    exchange(&mut hosts);
-    hosts
-}
-
-fn exchange(hosts: &mut [Host; 2]) {
-    let handles = [hosts[0].until(&["handles"]), hosts[1].until(&["handles"])];
-    hosts[0].tell(&handles[1]);
-    hosts[1].tell(&handles[0]);
+/// Messages received on any communicator when the host says so next.
+fn progress(host: &mut Host) -> u64 {
+    host.until(&["progress"]).trim().rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Every byte right, and nothing left in the process.
@@ -184,7 +95,7 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
     let sockets = folder.join("status-%p");
     let variables = [("R2CC_EVENTS", events.to_str().unwrap()), ("R2CC_STATUS", sockets.to_str().unwrap())];
     let mut hosts = pair(&cluster, [&script, &script], &variables);
-    while hosts[0].progress() < 64 {}
+    while progress(&mut hosts[0]) < 64 {}
     let (mut injector, id) = cut(&cluster, &["mlx5_2"]);
     wait_for_drops(&injector, id);
     let own = folder.join(format!("events-{}.jsonl", hosts[0].child.id()));
@@ -220,11 +131,25 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
 }
 
 #[test]
+fn every_io_thread_has_a_communicator_of_its_own_where_there_are_enough() {
+    let cluster = cluster(Some(1_000_000_000));
+    let script = with(script(11), json!({"messages": 1000}));
+    let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_IO_THREADS", "4")]);
+    // Two of each direction; a thread that has none ends after 100 ms.
+    hosts[0].until(&["connected"]);
+    std::thread::sleep(Duration::from_millis(500));
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", hosts[0].child.id())).unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    assert_eq!(names.filter(|name| name.trim() == "r2cc-net").count(), 4);
+    hosts.iter_mut().for_each(assert_clean);
+}
+
+#[test]
 fn with_all_nics_dead_both_ends_get_an_error_that_says_so() {
     let cluster = cluster(Some(1_000_000_000));
     let script = with(script(12), json!({"messages": 100_000}));
     let mut hosts = pair(&cluster, [&script, &script], &[("R2CC_LINK_BOUND_MS", "1500")]);
-    while hosts[0].progress() < 32 {}
+    while progress(&mut hosts[0]) < 32 {}
     let (injector, id) = cut(&cluster, &NICS);
     wait_for_drops(&injector, id);
     hosts.iter_mut().for_each(|host| assert_failed(host, REMOTE_ERROR, "are down or unreachable"));
