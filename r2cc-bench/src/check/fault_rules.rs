@@ -5,9 +5,8 @@
 
 use r2cc_inject::fault::{Direction, Fault, Kind, Offset, Trigger};
 
-use super::figures;
 use super::record::{FaultRecord, IterationRecord, Means, NicCounters, RunRecord};
-use super::{CheckClass, CheckResult, CheckStatus};
+use super::{CheckClass, CheckResult, CheckStatus, figures, switch_rules};
 use crate::suite::{MANAGEMENT_NIC, Suite, effect};
 
 /// One GSO packet: what may pass between the byte asked for and the cut.
@@ -46,7 +45,11 @@ pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
             continue;
         };
         let checked = [
-            Some(cut_iteration(suite, record, fault, fired)),
+            Some(if effect::in_a_freeze(fault) {
+                switch_rules::cut_in_freeze(record, fired)
+            } else {
+                cut_iteration(suite, record, fault, fired)
+            }),
             Some(if fault.kind == Kind::LinkDown { carrier(fired) } else { stopped(fired) }),
             overshoot(suite, record, fault, fired),
             silent_after_cut(suite, record, fault, fired),

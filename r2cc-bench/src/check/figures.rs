@@ -3,14 +3,14 @@
 //! Everything is computed from the run's own counters and clock. Says why when a figure
 //! cannot be had; never judges.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use r2cc_inject::fault::{Fault, Until};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::record::{FaultRecord, IterationRecord, RunRecord, rx_bytes};
-use crate::suite::Suite;
+use super::record::{FaultRecord, IterationRecord, RunRecord, SwitchRecord, rx_bytes};
+use crate::suite::{Suite, effect};
 
 /// Spread of the baseline, in percent of its median, above which timing cannot be judged.
 pub const NOISY_MAD_PERCENT: f64 = 1.0;
@@ -78,6 +78,51 @@ pub fn ring_bytes(suite: &Suite, record: &RunRecord) -> f64 {
 pub fn t0_millis(suite: &Suite, record: &RunRecord) -> Option<f64> {
     let goodput = goodput_bits_s(record)?;
     Some(ring_bytes(suite, record) * 8.0 / goodput * 1e3)
+}
+
+/// The least time that any AllReduce can take under the suite's lasting faults, in milliseconds: its ratio to the
+/// healthy flat ring, times the median of the healthy iterations.
+pub fn bound_millis(suite: &Suite, record: &RunRecord) -> Option<f64> {
+    Some(effect::bound_factor(suite, record.ranks_per_node.max(1))? * baseline(record)?.median_millis)
+}
+
+/// The first iteration in which nothing changes any more: after the last that a fault `hit`, and from the last change
+/// of schedule on. Collectives are counted over the `baseline` too.
+pub fn settled_from(hit: Option<u32>, switches: &BTreeMap<u32, Vec<SwitchRecord>>, baseline: usize) -> u32 {
+    let changes = switches.values().flatten().map(|switch| switch.collective);
+    let changed = changes.max().map_or(1, |collective| collective.saturating_sub(baseline as u64) as u32);
+    hit.map_or(1, |hit| hit + 1).max(changed)
+}
+
+/// What an iteration of Weighted is held against.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct References {
+    /// Median of the settled iterations, under Weighted.
+    pub median_millis: f64,
+    /// The flat healthy ring: the median of the baseline.
+    pub flat_ring_millis: f64,
+    /// The healthy hierarchical optimum, 2(n-1)/n x D/B: the flat ring's time times (n-1)/n over (P-1)/P.
+    pub hierarchical_millis: f64,
+    /// The least that any AllReduce can take under the faults.
+    pub bound_millis: Option<f64>,
+}
+
+/// References of a run whose library comes to Weighted; the settled iterations are those after the last fault and the
+/// last change of schedule.
+pub fn references(suite: &Suite, record: &RunRecord) -> Option<References> {
+    if !effect::comes_to_weighted(suite) {
+        return None;
+    }
+    let flat_ring_millis = baseline(record)?.median_millis;
+    let hit = record.faults.iter().filter_map(|fault| fault.iteration).max();
+    let from = settled_from(hit, &record.switches, record.baseline.len());
+    let settled = record.iterations.iter().filter(|iteration| iteration.index >= from);
+    Some(References {
+        median_millis: median(&settled.map(IterationRecord::millis).collect::<Vec<_>>())?,
+        flat_ring_millis,
+        hierarchical_millis: flat_ring_millis * effect::hierarchical_factor(suite, record.ranks_per_node.max(1)),
+        bound_millis: bound_millis(suite, record),
+    })
 }
 
 /// Median bytes that `node` received in a healthy iteration.

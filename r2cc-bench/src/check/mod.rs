@@ -13,6 +13,7 @@ mod rules;
 #[cfg(test)]
 pub(crate) mod sample;
 mod sweep_rules;
+mod switch_rules;
 #[cfg(test)]
 mod tests;
 mod timing_rules;

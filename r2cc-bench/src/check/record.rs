@@ -36,8 +36,11 @@ pub struct RunRecord {
     pub goodput_bits_s: BTreeMap<String, f64>,
     /// Fault view of each rank at its fullest, from the rank's own event file.
     pub fault_view: BTreeMap<u32, Vec<FaultViewEntry>>,
-    /// Collective at which each rank changed its schedule.
+    /// Collective at which each rank first changed its schedule, counted from the first of the baseline.
     pub switch: BTreeMap<u32, u64>,
+    /// Every change of schedule of each rank, in the order in which it made them, from its own event file.
+    #[serde(default)]
+    pub switches: BTreeMap<u32, Vec<SwitchRecord>>,
     /// The collective that never ended, if one did not.
     #[serde(default)]
     pub hang: Option<HangRecord>,
@@ -47,6 +50,23 @@ pub struct RunRecord {
     /// Rows of a sweep, in the order in which they were measured.
     #[serde(default)]
     pub sweep: Vec<SweepRecord>,
+}
+
+/// A rank goes over to another schedule.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SwitchRecord {
+    /// Number of the proposal, from 1.
+    pub epoch: u64,
+    /// The schedule.
+    pub schedule: String,
+    /// The collective from which it holds, counted from the first of the baseline.
+    pub collective: u64,
+    /// Collectives that the rank had started when it froze.
+    pub started: u64,
+    /// When it froze.
+    pub frozen_ns: u64,
+    /// When it heard the decision.
+    pub decided_ns: u64,
 }
 
 /// When a row of a sweep was measured.

@@ -7,8 +7,8 @@ use r2cc_inject::fault::{Fault, Kind};
 
 use super::figures;
 use super::record::{FaultRecord, FaultViewEntry, IterationRecord, RunRecord};
-use super::{CheckClass, CheckResult};
-use crate::suite::{AfterRepair, Mode, Schedule, Suite, WorkloadKind, effect};
+use super::{CheckClass, CheckResult, switch_rules};
+use crate::suite::{Schedule, Suite, WorkloadKind, effect};
 
 /// Every element of every rank and of `asked` iterations, and that there is one result for each.
 pub(super) fn elements(suite: &Suite, record: &RunRecord, asked: u32) -> Vec<CheckResult> {
@@ -84,7 +84,7 @@ pub(super) fn counters(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
 
 /// What the ranks believe, and did because of it.
 pub(super) fn believed(suite: &Suite, record: &RunRecord) -> impl Iterator<Item = CheckResult> {
-    fault_view(suite, record).into_iter().chain(switch(suite, record))
+    fault_view(suite, record).into_iter().chain(switch_rules::switch(suite, record))
 }
 
 fn healthy_nic_shares(suite: &Suite, record: &RunRecord) -> CheckResult {
@@ -259,34 +259,6 @@ fn node_bytes(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
             }
         })
         .collect()
-}
-
-/// Where the library changes its schedule after a fault, every rank does so at the same collective.
-fn switch(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {
-    if suite.faults.is_empty() || !changes_schedule(suite) {
-        return None;
-    }
-    let result = CheckResult::new("switch", CheckClass::View, "");
-    let expected = "every rank at the same collective";
-    let ranks = suite.cluster.nodes * record.ranks_per_node;
-    let missing = (0..ranks).find(|rank| !record.switch.contains_key(rank));
-    if let Some(rank) = missing {
-        return Some(result.judged(false, expected, format!("rank {rank} kept its schedule")));
-    }
-    let collectives: BTreeSet<u64> = record.switch.values().copied().collect();
-    let actual = collectives.iter().map(|n| format!("AllReduce {n}")).collect::<Vec<_>>().join(", ");
-    Some(result.judged(collectives.len() == 1, expected, actual))
-}
-
-fn changes_schedule(suite: &Suite) -> bool {
-    if !suite.library.failed.is_empty() {
-        // The schedule for what is declared holds from the start.
-        return false;
-    }
-    match suite.library.after_repair {
-        Some(after) => after != AfterRepair::Balance,
-        None => suite.library.mode == Mode::R2ccAllreduce,
-    }
 }
 
 fn fault_view(suite: &Suite, record: &RunRecord) -> Option<CheckResult> {

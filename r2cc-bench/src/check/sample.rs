@@ -122,6 +122,7 @@ pub(crate) fn record_01() -> RunRecord {
         goodput_bits_s: (1..=3).map(|n| (format!("node-{n}"), 573e6)).collect(),
         fault_view: (0..6).map(|rank| (rank, vec![place.clone()])).collect(),
         switch: Default::default(),
+        switches: Default::default(),
         hang: None,
         graph: None,
     }

@@ -383,8 +383,14 @@ fn time_ratio_at_most_and_of_the_median() {
     let rule = |of| {
         move |suite: &mut Suite| {
             let iterations = "1-10".parse().unwrap();
-            suite.checks.time_ratio.0 =
-                vec![TimeRatio { iterations, value: None, within: None, at_most: Some(1.5), of }];
+            suite.checks.time_ratio.0 = vec![TimeRatio {
+                iterations,
+                value: None,
+                within: None,
+                at_most: Some(1.5),
+                of,
+                over: Against::Baseline,
+            }];
         }
     };
     let all = |millis: f64| move |run: &mut RunRecord| (1..=10).for_each(|index| set_millis(run, index, millis));

@@ -6,7 +6,7 @@ use super::figures::{self, Baseline, NOISY_MAD_PERCENT};
 use super::record::RunRecord;
 use super::rules::ROUNDING;
 use super::{CheckClass, CheckResult, CheckStatus};
-use crate::suite::{Statistic, Suite, TimeRatio};
+use crate::suite::{Against, Statistic, Suite, TimeRatio};
 
 /// Baseline iterations below which a spread says nothing.
 const FEWEST_BASELINE: usize = 3;
@@ -20,7 +20,7 @@ pub(super) fn all(suite: &Suite, record: &RunRecord) -> Vec<CheckResult> {
     };
     results.push(baseline_over_t0(suite, record, baseline));
     for rule in &suite.checks.time_ratio.0 {
-        results.push(time_ratio(rule, record, baseline));
+        results.push(time_ratio(suite, rule, record, baseline));
     }
     results.extend(suite.checks.hit_over_ideal_ms.map(|most| hit_over_ideal(suite, record, most)));
     results.extend(suite.checks.detection_ms.map(|most| detection(record, most)));
@@ -69,14 +69,25 @@ fn baseline_over_t0(suite: &Suite, record: &RunRecord, baseline: Baseline) -> Ch
     }
 }
 
-fn time_ratio(rule: &TimeRatio, record: &RunRecord, baseline: Baseline) -> CheckResult {
+fn time_ratio(suite: &Suite, rule: &TimeRatio, record: &RunRecord, baseline: Baseline) -> CheckResult {
     let name = format!("time_ratio {}", rule.iterations);
-    let result = CheckResult::new(name, CheckClass::Timing, "x the baseline median");
+    let (result, reference) = match rule.over {
+        Against::Baseline => {
+            (CheckResult::new(name, CheckClass::Timing, "x the baseline median"), Some(baseline.median_millis))
+        }
+        Against::Bound => {
+            let name = format!("{name} over the bound");
+            (CheckResult::new(name, CheckClass::Timing, "x the bound"), figures::bound_millis(suite, record))
+        }
+    };
+    let Some(reference) = reference else {
+        return result.unknown("", "under the faults two nodes do not reach each other");
+    };
     let ratios: Vec<(f64, u32)> = record
         .iterations
         .iter()
         .filter(|iteration| rule.iterations.contains(iteration.index))
-        .map(|iteration| (iteration.millis() / baseline.median_millis, iteration.index))
+        .map(|iteration| (iteration.millis() / reference, iteration.index))
         .collect();
     // Distance from what is asked, in tolerances; above 1 the rule is broken.
     let (expected, excess): (String, Box<dyn Fn(f64) -> f64>) = match (rule.value, rule.within, rule.at_most) {

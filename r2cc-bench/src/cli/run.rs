@@ -53,7 +53,7 @@ pub(super) struct RunArgs {
     /// Who blocks a port: our programs in the packet path, or the switch.
     #[arg(long, value_enum, default_value_t = Cutter::Xdp)]
     cutter: Cutter,
-    /// Seed of whatever is random: lost packets, damage.
+    /// Seed of whatever is random: lost packets, damage, where a fault of a range falls; each repetition adds one.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Pack the results folders into this file as well.

@@ -146,7 +146,12 @@ impl Told {
                 self.say(at_ns, tone, text);
             }
             // Sums, told by the table and the page.
-            Event::Repair(_) | Event::FaultView { .. } | Event::Transport(_) | Event::Switch(_) | Event::Graph(_) => {}
+            Event::Repair(_)
+            | Event::FaultView { .. }
+            | Event::Transport(_)
+            | Event::Switch(_)
+            | Event::Switches(_)
+            | Event::Graph(_) => {}
         }
     }
 

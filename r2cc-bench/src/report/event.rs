@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::exit::Verdict;
 use crate::check::CheckResult;
 use crate::check::record::{
-    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, RepairRecord, SweepRecord, TransportRecord,
+    FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, RepairRecord, SweepRecord, SwitchRecord,
+    TransportRecord,
 };
 use crate::suite::Suite;
 
@@ -89,8 +90,10 @@ pub enum Event {
     },
     /// Sums over all ranks.
     Transport(TransportRecord),
-    /// Collective at which each rank changed its schedule.
+    /// Collective at which each rank first changed its schedule.
     Switch(BTreeMap<u32, u64>),
+    /// Every change of schedule of each rank.
+    Switches(BTreeMap<u32, Vec<SwitchRecord>>),
     /// A collective never ended.
     Hang(HangRecord),
     /// The collective was captured as a graph.

@@ -101,6 +101,7 @@ impl RebuiltRun {
             }
             Event::Transport(transport) => record.transport = transport,
             Event::Switch(switch) => record.switch = switch,
+            Event::Switches(switches) => record.switches = switches,
             Event::Hang(hang) => record.hang = Some(hang),
             Event::Graph(graph) => record.graph = Some(graph),
             Event::Sweep(row) => record.sweep.push(row),

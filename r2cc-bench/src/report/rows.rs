@@ -7,7 +7,7 @@ use tabled::settings::{Alignment, Style};
 use super::summary::{IterationSummary, Summary};
 use super::text::{node_rx_bytes, trimmed};
 use crate::check::CheckStatus;
-use crate::check::figures::median;
+use crate::check::figures::{median, settled_from};
 
 /// One line a row (and repetition): its median time, also over the baseline it is compared with, what each node
 /// receives over the first row's, wrong elements and verdict. The iterations are those after the one that a fault
@@ -50,10 +50,7 @@ pub fn rows_table(summary: &Summary) -> String {
 /// Iterations in which nothing changes any more.
 fn settled(run: &Summary) -> Vec<&IterationSummary> {
     let hit = run.faults.iter().filter_map(|fault| fault.iteration).max();
-    // Collectives are counted over the baseline too.
-    let before = run.baseline.millis.len() as u64;
-    let switched = run.switch.values().max().map(|collective| collective.saturating_sub(before) as u32);
-    let from = hit.map_or(1, |hit| hit + 1).max(switched.unwrap_or(1));
+    let from = settled_from(hit, &run.switches, run.baseline.millis.len());
     run.iterations.iter().filter(|iteration| iteration.index >= from).collect()
 }
 

@@ -10,10 +10,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::exit::{ExitCode, Verdict, judge};
-use crate::check::figures::{Baseline, HitIteration};
+use crate::check::figures::{Baseline, HitIteration, References};
 use crate::check::record::{
     FaultRecord, FaultViewEntry, GraphRecord, HangRecord, IterationRecord, Means, NodeCounters, RepairRecord,
-    RunRecord, SweepRecord, TransportRecord, WrongElement,
+    RunRecord, SweepRecord, SwitchRecord, TransportRecord, WrongElement,
 };
 use crate::check::{CheckResult, CheckStatus, figures};
 use crate::suite::{Fabric, ScaleRow, Suite, effect};
@@ -59,8 +59,14 @@ pub struct Summary {
     pub hit_iteration: Option<HitIteration>,
     /// Fault view of each rank at its fullest, from its own event file.
     pub fault_view: BTreeMap<u32, Vec<FaultViewEntry>>,
-    /// Collective at which each rank changed its schedule.
+    /// Collective at which each rank first changed its schedule.
     pub switch: BTreeMap<u32, u64>,
+    /// Every change of schedule of each rank, from its own event file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub switches: BTreeMap<u32, Vec<SwitchRecord>>,
+    /// What Weighted is held against, where the library comes to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub references: Option<References>,
     /// The collective that never ended, if one did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang: Option<HangRecord>,
@@ -226,6 +232,8 @@ impl Summary {
             hit_iteration,
             fault_view: record.fault_view.clone(),
             switch: record.switch.clone(),
+            switches: record.switches.clone(),
+            references: figures::references(suite, record),
             hang: record.hang.clone(),
             graph: record.graph,
             sweep: record.sweep.clone(),

@@ -62,6 +62,7 @@ pub fn run_text(summary: &Summary, paint: Paint) -> String {
         .chain(hang_line(summary))
         .chain(repair_lines(summary))
         .chain(graph_line(summary))
+        .chain(references_line(summary))
         .chain(check_lines(summary, paint));
     for line in lines {
         text.push_str(&line);
@@ -78,6 +79,7 @@ fn rows_text(summary: &Summary, paint: Paint) -> String {
     text.push('\n');
     for run in &summary.runs {
         let name = run.row.as_deref().unwrap_or_default();
+        text.extend(references_line(run).map(|line| format!("{name}: {line}\n")));
         let unwell = |check: &&CheckResult| !matches!(check.status, CheckStatus::Pass | CheckStatus::Skipped);
         for check in run.checks.iter().filter(unwell) {
             text.push_str(&format!("{name}: {}\n", check_line(check, 0, paint)));
@@ -240,6 +242,20 @@ fn hang_line(summary: &Summary) -> Option<String> {
         hang.silent_s,
         hang.processes.join(", ")
     ))
+}
+
+/// What Weighted took beside the flat healthy ring, the healthy hierarchical optimum, and the bound under the faults.
+fn references_line(summary: &Summary) -> Option<String> {
+    let references = summary.references?;
+    let beside =
+        |name: &str, millis: f64| format!("{:.3} x {name} ({millis:.1} ms)", references.median_millis / millis);
+    let bound = references.bound_millis.map(|millis| beside("the bound under the faults", millis));
+    let all = [
+        beside("the flat healthy ring", references.flat_ring_millis),
+        beside("the healthy hierarchical optimum", references.hierarchical_millis),
+    ];
+    let all: Vec<String> = all.into_iter().chain(bound).collect();
+    Some(format!("weighted median {:.1} ms = {}", references.median_millis, all.join(" = ")))
 }
 
 /// What capturing the collective took, and capturing it again.

@@ -43,6 +43,11 @@ impl Called {
         let arg0 = Some(Collective::AllReduce as u64);
         Self { op: Op::AllReduce, binary: program, symbol: "r2cc_collective_begin".into(), arg0 }
     }
+
+    /// What a rank of the native engine calls when it freezes its count of collectives.
+    pub(super) fn freeze(program: PathBuf) -> Self {
+        Self { op: Op::SwitchFreeze, binary: program, symbol: "r2cc_switch_freeze".into(), arg0: None }
+    }
 }
 
 /// Who blocks a port that a fault drops.
@@ -62,7 +67,7 @@ pub(super) struct JobFacts<'a> {
     pub(super) pids: Vec<(String, u32)>,
     /// Bytes that a port receives in a healthy collective.
     pub(super) healthy: &'a dyn Fn(&str, &str) -> Option<f64>,
-    /// Seed of random faults.
+    /// Seed of what faults leave to chance.
     pub(super) seed: u64,
 }
 
@@ -123,6 +128,7 @@ impl<'a> FaultDriver<'a> {
     }
 
     fn prepare(&self, fault: &Fault, cutter: Cutter, facts: &JobFacts<'_>) -> Result<Carried> {
+        let fault = &fault.drawn(facts.seed);
         let places = self.places(fault)?;
         let ports: Vec<PortId> = places
             .iter()
@@ -151,6 +157,7 @@ impl<'a> FaultDriver<'a> {
                     Offset::Start => 0,
                     Offset::MilliPercent(share) => (volume()? * f64::from(share) / 1e5) as u64,
                     Offset::Bytes(bytes) => bytes,
+                    Offset::Between { .. } => bail!("no seed has chosen a share"),
                 };
                 asked_bytes = Some(bytes);
                 match position.at {

@@ -135,7 +135,9 @@ impl LaunchSettings {
         for fault in &self.faults {
             let mut say = |what: &str, hint: &str| found.push(format!("--fault {fault}: {what}\n  hint: {hint}"));
             misplaced(suite, &fault.target).iter().for_each(|(what, hint)| say(what, hint));
-            if let Trigger::Position(Position { offset: Offset::MilliPercent(_), .. }) = fault.from {
+            if let Trigger::Position(Position { offset: Offset::MilliPercent(_) | Offset::Between { .. }, .. }) =
+                fault.from
+            {
                 say("the bytes of one call are not known here", "place it by bytes, as in `allreduce#3+4MiB`");
             }
             if let Trigger::Position(Position { at: At::Wire, n, .. }) = fault.from

@@ -167,6 +167,9 @@ fn settle(log: &mut EventLog, record: &RunRecord, checks: &[CheckResult]) -> Res
     if !record.switch.is_empty() {
         log.record(at_ns(), Event::Switch(record.switch.clone()))?;
     }
+    if !record.switches.is_empty() {
+        log.record(at_ns(), Event::Switches(record.switches.clone()))?;
+    }
     if let Some(hang) = &record.hang {
         log.record(at_ns(), Event::Hang(hang.clone()))?;
     }
@@ -306,7 +309,8 @@ impl Session<'_> {
         let record = &*self.record;
         let healthy = |node: &str, nic: &str| figures::healthy_port_rx_bytes(record, node, nic);
         let called = self.called.clone().unwrap_or_else(|| Called::on_host(self.settings.program.clone()));
-        let facts = JobFacts { called: vec![called], pids, healthy: &healthy, seed: self.settings.seed };
+        let freeze = Called::freeze(self.settings.program.clone());
+        let facts = JobFacts { called: vec![called, freeze], pids, healthy: &healthy, seed: self.settings.seed };
         lock(driver).arm(&self.suite.faults, self.settings.cutter, &facts)?;
 
         let mut starts = Vec::new();
@@ -453,7 +457,8 @@ impl Session<'_> {
             }
             self.record.repairs.extend(story.repairs);
             self.record.fault_view.insert(rank, story.view);
-            self.record.switch.extend(story.switch.map(|collective| (rank, collective)));
+            self.record.switch.extend(story.switches.first().map(|switch| (rank, switch.collective)));
+            self.record.switches.extend((!story.switches.is_empty()).then_some((rank, story.switches)));
             let sums = &mut self.record.transport;
             sums.payload_bytes += story.transport.payload_bytes;
             sums.replayed_bytes += story.transport.replayed_bytes;

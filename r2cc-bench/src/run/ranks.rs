@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use r2cc::control::{Component, PathHealth, ViewEntry};
 use serde::Deserialize;
 
-use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord, TransportRecord};
+use crate::check::record::{FaultRecord, FaultViewEntry, RepairRecord, SwitchRecord, TransportRecord};
 use crate::report::{Event, Transition};
 
 /// One line of an event file, as far as it is used here.
@@ -27,6 +27,8 @@ struct Line {
     view: Option<Vec<ViewEntry>>,
     collective: Option<u64>,
     schedule: Option<String>,
+    epoch: Option<u64>,
+    calls: Option<u64>,
     /// Which of several links to the same peer; the native engine has one.
     link: Option<u64>,
     payload_bytes: Option<u64>,
@@ -43,8 +45,8 @@ pub(super) struct RankStory {
     /// See [`longest_held`].
     pub(super) view: Vec<FaultViewEntry>,
     pub(super) readmissions: u32,
-    /// The AllReduce from which the first new schedule held, counted from the first of the baseline.
-    pub(super) switch: Option<u64>,
+    /// Changes of schedule.
+    pub(super) switches: Vec<SwitchRecord>,
     /// Sums of the links that wrote theirs here, as under NCCL; the native engine's ranks report them.
     pub(super) transport: TransportRecord,
 }
@@ -69,6 +71,8 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut open: BTreeMap<(u32, String), usize> = BTreeMap::new();
     let mut views: Vec<(u64, Vec<FaultViewEntry>)> = Vec::new();
     let mut end_ns = 0;
+    // By epoch: when, and after how many collectives.
+    let mut frozen: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     let mut transitions = Vec::new();
     let mut tell = |at_ns: u64, kind: &str, text: String| {
         transitions.push(Event::Transition(Transition { rank, at_ns, kind: kind.into(), text }));
@@ -84,10 +88,21 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
             views.push((line.at_ns, view));
             continue;
         }
-        if let ("switch", Some(collective), Some(schedule)) = (line.event.as_str(), line.collective, &line.schedule) {
-            story.switch.get_or_insert(collective);
-            let text = format!("{schedule} from AllReduce {collective} on");
-            tell(line.at_ns, "switch", text);
+        if let ("switch-freeze", Some(epoch), Some(calls)) = (line.event.as_str(), line.epoch, line.calls) {
+            frozen.insert(epoch, (line.at_ns, calls));
+            continue;
+        }
+        if let ("switch", Some(epoch), Some(collective), Some(schedule)) =
+            (line.event.as_str(), line.epoch, line.collective, &line.schedule)
+        {
+            tell(line.at_ns, "switch", format!("{schedule} from AllReduce {collective} on"));
+            let (frozen_ns, started) = frozen
+                .get(&epoch)
+                .copied()
+                .with_context(|| format!("{}:{}: a switch without a freeze", file.display(), number + 1))?;
+            let decided_ns = line.at_ns;
+            let schedule = schedule.clone();
+            story.switches.push(SwitchRecord { epoch, schedule, collective, started, frozen_ns, decided_ns });
             continue;
         }
         if line.event == "totals" {
@@ -244,6 +259,29 @@ mod tests {
         let two = story(&[lost, again.to_vec()].concat());
         assert_eq!(two.repairs.len(), 2, "{:?}", two.repairs);
         assert_eq!((two.repairs[1].replayed_bytes, two.readmissions), (5, 1));
+    }
+
+    #[test]
+    fn a_switch_is_told_with_the_freeze_that_came_before_it() {
+        let freeze = |epoch: u64, at_ns: u64, calls: u64| {
+            format!(r#"{{"at_ns":{at_ns},"event":"switch-freeze","epoch":{epoch},"calls":{calls}}}"#)
+        };
+        let switch = |epoch: u64, at_ns: u64, collective: u64| {
+            format!(
+                r#"{{"at_ns":{at_ns},"event":"switch","epoch":{epoch},"collective":{collective},"schedule":"weighted"}}"#
+            )
+        };
+        // The first proposal is ended by the second before it is decided.
+        let told = story(&[freeze(1, 10, 4), freeze(2, 20, 5), switch(2, 30, 6), freeze(3, 40, 6), switch(3, 50, 8)]);
+        let record = |epoch, frozen_ns, started, decided_ns, collective| SwitchRecord {
+            epoch,
+            schedule: "weighted".into(),
+            collective,
+            started,
+            frozen_ns,
+            decided_ns,
+        };
+        assert_eq!(told.switches, [record(2, 20, 5, 30, 6), record(3, 40, 6, 50, 8)]);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use r2cc_inject::fault::{Fault, Kind, Trigger, Until};
+use r2cc::schedule::{self, FabricNode};
+use r2cc_inject::fault::{Fault, Kind, Op, Trigger, Until};
 
 use super::judge::MANAGEMENT_NIC;
 use super::model::{AfterRepair, Fabric, Mode, ScaleRow, Suite};
@@ -25,8 +26,7 @@ pub(super) fn nic_rate(suite: &Suite) -> Option<u64> {
 
 /// Payload bytes that a node receives in a flat-ring AllReduce: 2(P-1)/P x D.
 pub(super) fn node_bytes(suite: &Suite, row: ScaleRow) -> Option<f64> {
-    let ranks = f64::from(suite.ranks(row));
-    Some(2.0 * (ranks - 1.0) / ranks * suite.scale(row)?.bytes.0 as f64)
+    Some(ring_volume(suite.ranks(row)) * suite.scale(row)?.bytes.0 as f64)
 }
 
 /// Payload bytes that one port receives in a healthy collective, in the suite's first row.
@@ -41,12 +41,17 @@ pub(super) fn t0_seconds(suite: &Suite, row: ScaleRow) -> Option<f64> {
     Some(node_bytes(suite, row)? * 8.0 / rate)
 }
 
-/// The call at which a fault begins, where it is placed by position.
+/// The call at which a fault begins, where it is placed in a collective.
 pub(crate) fn begin_call(fault: &Fault) -> Option<u64> {
     match &fault.from {
-        Trigger::Position(position) => Some(position.n),
-        Trigger::Now | Trigger::After(_) => None,
+        Trigger::Position(position) if position.op != Op::SwitchFreeze => Some(position.n),
+        Trigger::Position(_) | Trigger::Now | Trigger::After(_) => None,
     }
+}
+
+/// Whether a fault begins while the ranks are frozen to go over to another schedule.
+pub(crate) fn in_a_freeze(fault: &Fault) -> bool {
+    matches!(&fault.from, Trigger::Position(position) if position.op == Op::SwitchFreeze)
 }
 
 /// NICs of `node` that some fault of the suite takes out of service.
@@ -93,27 +98,65 @@ fn kept(suite: &Suite, fault: &Fault, at_best: bool) -> f64 {
     }
 }
 
+/// The part of the rate that each NIC of each node keeps under `faults`, and with those the ranks are told of.
+fn rates_left(suite: &Suite, faults: &[&Fault], at_best: bool) -> Vec<Vec<f64>> {
+    let of = |node: String| {
+        let declared = |nic: &String| suite.library.failed.contains(&format!("{node}/{nic}"));
+        let mut rates: Vec<f64> = suite.cluster.nics.iter().map(|nic| if declared(nic) { 0.0 } else { 1.0 }).collect();
+        for fault in faults {
+            if let Some(rail) = rail_index(suite, fault, &node) {
+                rates[rail] = f64::min(rates[rail], kept(suite, fault, at_best));
+            }
+        }
+        rates
+    };
+    suite.node_names().into_iter().map(of).collect()
+}
+
+/// The nodes as schedules see them, a healthy NIC carrying 1; `None` where two of them no longer reach each other.
+fn fabric(suite: &Suite, ranks_per_node: u32, faults: &[&Fault]) -> Option<schedule::Fabric> {
+    let per_node = ranks_per_node as usize;
+    let node = |(node, rates): (usize, Vec<f64>)| FabricNode {
+        ranks: (node * per_node..(node + 1) * per_node).collect(),
+        rails: if suite.cluster.fabric == Fabric::Rails { rates } else { vec![rates.iter().sum()] },
+    };
+    schedule::Fabric::new(rates_left(suite, faults, false).into_iter().enumerate().map(node).collect()).ok()
+}
+
+/// The least time that any AllReduce can take under the faults that last for the run, relative to the healthy flat
+/// ring: the linear program over rails, or the formula that is below it; see [`schedule::packing::bound`].
+pub(crate) fn bound_factor(suite: &Suite, ranks_per_node: u32) -> Option<f64> {
+    let lasting: Vec<&Fault> = suite.faults.iter().filter(|fault| fault.until == Until::Run).collect();
+    let seconds_a_byte = schedule::packing::bound(&fabric(suite, ranks_per_node, &lasting)?);
+    Some(seconds_a_byte * suite.cluster.nics.len() as f64 / ring_volume(suite.cluster.nodes * ranks_per_node))
+}
+
+/// The least time that an AllReduce can take on the healthy nodes, reduced inside them first, relative to their flat
+/// ring: (n-1)/n over (P-1)/P.
+pub(crate) fn hierarchical_factor(suite: &Suite, ranks_per_node: u32) -> f64 {
+    ring_volume(suite.cluster.nodes) / ring_volume(suite.cluster.nodes * ranks_per_node)
+}
+
+/// Bytes around a ring of `members` for each byte of the tensor: 2(P-1)/P.
+fn ring_volume(members: u32) -> f64 {
+    2.0 * (f64::from(members) - 1.0) / f64::from(members)
+}
+
+/// Whether the library may come to the Weighted schedule.
+pub(crate) fn comes_to_weighted(suite: &Suite) -> bool {
+    match suite.library.after_repair {
+        Some(after) => after == AfterRepair::Weighted,
+        None => suite.library.mode == Mode::Weighted,
+    }
+}
+
 /// Time of an iteration under `faults`, relative to the healthy flat ring, when the load is
 /// spread over all NICs that are left; infinite when two nodes no longer reach each other.
 ///
 /// On rails the worst ring edge decides, B / common(i, j); else the worst node, B / b_i.
 pub(super) fn balance_factor(suite: &Suite, faults: &[&Fault], at_best: bool) -> f64 {
     let nics = suite.cluster.nics.len();
-    let left: Vec<Vec<f64>> = suite
-        .node_names()
-        .iter()
-        .map(|node| {
-            let declared = |nic: &String| suite.library.failed.contains(&format!("{node}/{nic}"));
-            let mut rates: Vec<f64> =
-                suite.cluster.nics.iter().map(|nic| if declared(nic) { 0.0 } else { 1.0 }).collect();
-            for fault in faults {
-                if let Some(rail) = rail_index(suite, fault, node) {
-                    rates[rail] = f64::min(rates[rail], kept(suite, fault, at_best));
-                }
-            }
-            rates
-        })
-        .collect();
+    let left = rates_left(suite, faults, at_best);
     let edge = |i: usize, j: usize| -> f64 {
         let common: f64 = match suite.cluster.fabric {
             Fabric::Rails => left[i].iter().zip(&left[j]).map(|(a, b)| a.min(*b)).sum(),
@@ -127,9 +170,7 @@ pub(super) fn balance_factor(suite: &Suite, faults: &[&Fault], at_best: bool) ->
 /// Time relative to the healthy flat ring once the schedule has changed; `None` when the
 /// suite's library keeps the schedule, or the formula does not cover the faults.
 pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Option<(String, f64)> {
-    let ranks = f64::from(suite.ranks(row));
-    let nodes = f64::from(suite.cluster.nodes);
-    let ring = 2.0 * (ranks - 1.0) / ranks;
+    let ring = ring_volume(suite.ranks(row));
     let schedule = suite.library.after_repair.or(match suite.library.mode {
         Mode::R2ccAllreduce => Some(AfterRepair::R2ccAllreduce),
         Mode::Weighted => Some(AfterRepair::Weighted),
@@ -146,7 +187,7 @@ pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Op
         }
         AfterRepair::Weighted => {
             let weak = 1.0 / (1.0 - lost);
-            let all = 2.0 * (nodes - 1.0) / (nodes - lost);
+            let all = ring_volume(suite.cluster.nodes) / (1.0 - lost / f64::from(suite.cluster.nodes));
             Some(("Weighted".to_owned(), weak.max(all) / ring))
         }
     }
@@ -155,12 +196,17 @@ pub(super) fn scheduled_factor(suite: &Suite, row: ScaleRow, balance: f64) -> Op
 /// How the faults partition the iterations: for each stretch, the faults in force throughout.
 pub(super) fn stretches(suite: &Suite) -> Vec<(u32, u32, Vec<&Fault>)> {
     let last = u64::from(suite.workload.iterations);
+    // The ranks freeze in the iteration that the first fault hits, or, if it is hit late, in the next.
+    let first_hit = suite.faults.iter().filter_map(begin_call).min();
     let whole = |fault: &Fault| -> (u64, u64) {
         let first = match &fault.from {
-            // Where it begins inside a call, the first whole iteration is the next.
-            Trigger::Position(position) => position.n + 1,
             Trigger::Now => 1,
-            Trigger::After(_) => return (1, 0),
+            // Where it begins inside a call, the first whole iteration is the next.
+            Trigger::After(_) | Trigger::Position(_) => match begin_call(fault) {
+                Some(n) => n + 1,
+                None if in_a_freeze(fault) => first_hit.map_or(last, |hit| hit + 1) + 1,
+                None => return (1, 0),
+            },
         };
         match &fault.until {
             Until::Run => (first, last),
@@ -171,10 +217,11 @@ pub(super) fn stretches(suite: &Suite) -> Vec<(u32, u32, Vec<&Fault>)> {
     let mut stretches: Vec<(u32, u32, Vec<&Fault>)> = Vec::new();
     for index in 1..=suite.workload.iterations {
         let at = u64::from(index);
-        let partly = suite
-            .faults
-            .iter()
-            .any(|fault| begin_call(fault) == Some(at) || matches!(&fault.until, Until::Call { n, .. } if *n == at));
+        let partly = suite.faults.iter().any(|fault| {
+            let begins =
+                begin_call(fault) == Some(at) || in_a_freeze(fault) && first_hit.is_some_and(|hit| at == hit + 1);
+            begins || matches!(&fault.until, Until::Call { n, .. } if *n == at)
+        });
         let in_force: Vec<&Fault> =
             suite.faults.iter().filter(|fault| (whole(fault).0..=whole(fault).1).contains(&at)).collect();
         match stretches.last_mut() {

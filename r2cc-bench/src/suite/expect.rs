@@ -216,7 +216,7 @@ impl<'de> Deserialize<'de> for TimeRatios {
     }
 }
 
-/// Iteration times over the median of the baseline: `value` with `within`, or `at_most`.
+/// Iteration times over the median of the baseline, or over the bound: `value` with `within`, or `at_most`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeRatio {
@@ -234,6 +234,27 @@ pub struct TimeRatio {
     /// Whether each iteration must comply or only their median.
     #[serde(default, skip_serializing_if = "Statistic::is_each")]
     pub of: Statistic,
+    /// What the times are held against.
+    #[serde(default, skip_serializing_if = "Against::is_baseline")]
+    pub over: Against,
+}
+
+/// What times are held against.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Against {
+    /// The median of the healthy iterations.
+    #[default]
+    Baseline,
+    /// What any AllReduce takes at least under the faults that last for the run: the linear program over rails, in
+    /// multiples of the healthy flat ring's time, times the median of the healthy iterations.
+    Bound,
+}
+
+impl Against {
+    fn is_baseline(&self) -> bool {
+        *self == Self::Baseline
+    }
 }
 
 /// Which times a rule looks at.

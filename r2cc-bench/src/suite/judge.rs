@@ -6,11 +6,11 @@
 
 mod rows;
 
-use r2cc_inject::fault::{At, Fault, Kind, Offset, Op as FaultOp, Target, Trigger, Until};
+use r2cc_inject::fault::{At, Fault, Kind, Offset, Op as FaultOp, Position, Target, Trigger, Until};
 
 use super::effect;
 use super::error::{Problem, nearest};
-use super::model::{Fabric, Mode, ScaleRow, Suite, Sync, WorkloadKind};
+use super::model::{AfterRepair, Fabric, Mode, ScaleRow, Suite, Sync, WorkloadKind};
 use super::rows::Row;
 use super::tree::{Content, Node};
 use super::values::IterationRange;
@@ -210,13 +210,17 @@ impl Judge<'_> {
                 return;
             }
         };
+        if begin.op == FaultOp::SwitchFreeze {
+            self.in_a_freeze(&at, fault, begin);
+            return;
+        }
         self.iteration(&at, begin.op, begin.n, "begins");
         if begin.at == At::Call && self.suite.workload.sync != Sync::Each {
             let hint = "set workload.sync: each, or place the fault `at wire`";
             self.say(&at, "a fault placed by call is exact only when ranks wait for each other", hint);
         }
         match begin.offset {
-            Offset::MilliPercent(share) if share >= 100_000 => {
+            Offset::MilliPercent(share) | Offset::Between { most: share, .. } if share >= 100_000 => {
                 self.say(
                     &at,
                     "at 100 % and more of its bytes the collective is over",
@@ -230,7 +234,7 @@ impl Judge<'_> {
                     self.say(&at, what, "place the fault before the collective's end");
                 }
             }
-            Offset::Start | Offset::MilliPercent(_) => {}
+            Offset::Start | Offset::MilliPercent(_) | Offset::Between { .. } => {}
         }
         if let Until::Call { op, n } = &fault.until {
             self.iteration(&at, *op, *n, "ends");
@@ -238,6 +242,25 @@ impl Judge<'_> {
                 let what = format!("the fault ends at call {n} and begins at call {}", begin.n);
                 self.say(&at, what, "`until OP#N` names a later call");
             }
+        }
+    }
+
+    /// A fault placed in a freeze: a freeze needs a fault before it, and begins at once or not at all.
+    fn in_a_freeze(&mut self, at: &[&str], fault: &Fault, begin: &Position) {
+        if !self.suite.faults.iter().any(|other| !effect::in_a_freeze(other)) {
+            let hint = "add the fault that makes the ranks go over to another schedule";
+            self.say(at, "nothing makes the ranks freeze before this fault", hint);
+        }
+        let keeps = matches!(self.suite.library.mode, Mode::None | Mode::Off | Mode::HotRepair | Mode::Balance);
+        if keeps && matches!(self.suite.library.after_repair, None | Some(AfterRepair::Balance)) {
+            let hint = "set library.mode or library.after_repair to r2cc-allreduce or weighted";
+            self.say(at, "the library keeps its schedule, so its ranks never freeze", hint);
+        }
+        if begin.offset != Offset::Start || begin.at != At::Call {
+            self.say(at, "a freeze is over before any byte could be counted", "for example `from switch-freeze#1`");
+        }
+        if let Until::Call { op, n } = &fault.until {
+            self.iteration(at, *op, *n, "ends");
         }
     }
 

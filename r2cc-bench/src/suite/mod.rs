@@ -19,7 +19,9 @@ mod tree;
 mod values;
 
 pub use error::{Problem, SuiteError};
-pub use expect::{Checks, ElementCheck, Near, NodeBytes, Statistic, SweepGoodput, SweepRatio, TimeRatio, TimeRatios};
+pub use expect::{
+    Against, Checks, ElementCheck, Near, NodeBytes, Statistic, SweepGoodput, SweepRatio, TimeRatio, TimeRatios,
+};
 pub use judge::MANAGEMENT_NIC;
 pub(crate) use judge::misplaced;
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use r2cc_inject::fault::{At, Fault, Kind, Offset, Trigger, Until};
+use r2cc_inject::fault::{At, Fault, Kind, Offset, Op, Trigger, Until};
 
 use super::effect;
 use super::expect::Statistic;
@@ -168,7 +168,17 @@ fn fault_words(suite: &Suite, row: ScaleRow, fault: &Fault) -> Vec<String> {
             };
             let per_port = effect::node_bytes(suite, row).map(|bytes| bytes / suite.cluster.nics.len().max(1) as f64);
             match (at.offset, per_port) {
+                (Offset::Start, _) if at.op == Op::SwitchFreeze => {
+                    format!("when its first rank freezes, for the {}. time", at.n)
+                }
                 (Offset::Start, _) => format!("at {} call {}", at.op, at.n),
+                (Offset::Between { least, most }, _) => format!(
+                    "in {} call {}, after a share of the bytes it receives that the seed chooses, {} % to {} %, {tie}",
+                    at.op,
+                    at.n,
+                    f64::from(least) / 1000.0,
+                    f64::from(most) / 1000.0
+                ),
                 (Offset::Bytes(bytes), _) => format!("in {} call {}, {bytes} received bytes in, {tie}", at.op, at.n),
                 (Offset::MilliPercent(share), Some(bytes)) => format!(
                     "in {} call {}, after about {:.1} MiB of the {:.1} MiB it receives, {tie}",

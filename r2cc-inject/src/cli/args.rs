@@ -105,7 +105,7 @@ pub(crate) struct FaultArgs {
     /// End the fault so long after arming, whatever else; needed unless it says for DURATION
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) max: Option<Duration>,
-    /// Which packets a loss drops
+    /// Which packets a loss drops, and which share of +P%..P% is taken
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// The process whose calls OP#N counts

@@ -50,6 +50,7 @@ impl Plan {
             .fault
             .parse()
             .map_err(|error: ParseError| Failure::usage(format!("{error}\n{}", error.pointed(&args.fault))))?;
+        let fault = fault.drawn(args.seed);
         let (delay, trigger) = trigger(&fault, args)?;
         let (lasts, until) = match &fault.until {
             Until::Run => (None, None),
@@ -202,6 +203,7 @@ fn trigger(fault: &Fault, args: &FaultArgs) -> Result<(Duration, KernelTrigger),
             let bytes = u128::from(whole()?) * u128::from(share) / 100_000;
             u64::try_from(bytes).map_err(|_| too_far())?
         }
+        Offset::Between { .. } => return Err(Failure::usage(format!("\"{position}\": no seed has chosen a share"))),
     };
     let trigger = match position.at {
         At::Call => KernelTrigger::Call { point: call_point(position.op, position.n, args)?, bytes: inside },
@@ -253,7 +255,7 @@ fn host_number(op: Op) -> Option<u64> {
     }
 }
 
-/// What NCCL and the driver call it.
+/// What NCCL, the driver and our library call it.
 fn symbol_of(op: Op) -> &'static str {
     match op {
         Op::AllReduce => "ncclAllReduce",
@@ -264,5 +266,6 @@ fn symbol_of(op: Op) -> &'static str {
         Op::SendRecv => "ncclSend",
         Op::AllToAll => "ncclAlltoAll",
         Op::GraphLaunch => "cuGraphLaunch",
+        Op::SwitchFreeze => "r2cc_switch_freeze",
     }
 }

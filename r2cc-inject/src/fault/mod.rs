@@ -119,8 +119,23 @@ pub enum Offset {
     /// after a share of the bytes that the port receives in one such collective, in
     /// thousandths of a percent (25% is 25,000)
     MilliPercent(u32),
+    /// after a share between these two, both included, that the run's seed chooses: see
+    /// [`Fault::drawn`]
+    Between {
+        /// the least, in thousandths of a percent
+        least: u32,
+        /// the most
+        most: u32,
+    },
     /// after so many bytes received by the port
     Bytes(u64),
+}
+
+impl Offset {
+    /// After this share, in thousandths of a percent.
+    fn share(milli_percent: u32) -> Self {
+        if milli_percent == 0 { Self::Start } else { Self::MilliPercent(milli_percent) }
+    }
 }
 
 /// What ties a position to the packets.
@@ -150,7 +165,7 @@ pub enum Until {
     },
 }
 
-/// An operation that a job calls.
+/// An operation that a job calls, or a step of the library that tracers can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are the operations' own")]
 pub enum Op {
@@ -162,11 +177,13 @@ pub enum Op {
     SendRecv,
     AllToAll,
     GraphLaunch,
+    /// The library starts no more collectives until all ranks know which is the first of another schedule.
+    SwitchFreeze,
 }
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::AllReduce,
         Self::AllGather,
         Self::ReduceScatter,
@@ -175,6 +192,7 @@ impl Op {
         Self::SendRecv,
         Self::AllToAll,
         Self::GraphLaunch,
+        Self::SwitchFreeze,
     ];
 
     /// The word used in a fault.
@@ -189,6 +207,7 @@ impl Op {
             Self::SendRecv => "sendrecv",
             Self::AllToAll => "alltoall",
             Self::GraphLaunch => "graph-launch",
+            Self::SwitchFreeze => "switch-freeze",
         }
     }
 }
@@ -202,11 +221,34 @@ impl fmt::Display for Op {
 impl Fault {
     /// The grammar in one line, for help texts and schemas.
     pub const GRAMMAR: &'static str = "KIND[:ARG]@NODE/NIC[/rx|/tx] \
-        from (now | after DURATION | OP#N[+P%|+BYTES] [at call|at wire]) \
+        from (now | after DURATION | OP#N[+P%|+P%..P%|+BYTES] [at call|at wire]) \
         (for run | for DURATION | until OP#N)";
 
     /// An example of the grammar.
     pub const EXAMPLE: &'static str = "drop@node-1/mlx5_2 from allreduce#3+25% for run";
+
+    /// The fault with a share that `seed` chooses in place of a range of them; any other fault as it is. The same
+    /// seed chooses the same share, and neighbouring seeds ones that have nothing to do with each other.
+    #[must_use]
+    pub fn drawn(&self, seed: u64) -> Self {
+        let mut fault = self.clone();
+        if let Trigger::Position(position) = &mut fault.from
+            && let Offset::Between { least, most } = position.offset
+        {
+            let choices = u64::from(most.saturating_sub(least)) + 1;
+            let share = u64::from(least) + splitmix(seed) % choices;
+            position.offset = Offset::share(u32::try_from(share).unwrap_or(most));
+        }
+        fault
+    }
+}
+
+/// One step of the SplitMix64 generator.
+fn splitmix(seed: u64) -> u64 {
+    let x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 impl fmt::Display for Fault {
@@ -270,6 +312,13 @@ impl fmt::Display for Position {
             Offset::MilliPercent(share) => {
                 f.write_str("+")?;
                 write_decimal(f, u64::from(share), 3)?;
+                f.write_str("%")?;
+            }
+            Offset::Between { least, most } => {
+                f.write_str("+")?;
+                write_decimal(f, u64::from(least), 3)?;
+                f.write_str("%..")?;
+                write_decimal(f, u64::from(most), 3)?;
                 f.write_str("%")?;
             }
             Offset::Bytes(bytes) => {

@@ -227,7 +227,7 @@ fn kind(reader: &Reader<'_>, word: Word<'_>) -> Result<Kind, ParseError> {
     }
 }
 
-/// `now | after DURATION | OP#N[+P%|+BYTES] [at call|at wire]`
+/// `now | after DURATION | OP#N[+P%|+P%..P%|+BYTES] [at call|at wire]`
 fn trigger(reader: &mut Reader<'_>) -> Result<Trigger, ParseError> {
     let word = reader.next();
     match word.text {
@@ -252,12 +252,20 @@ fn trigger(reader: &mut Reader<'_>) -> Result<Trigger, ParseError> {
     let (op, n) = numbered(reader, call)?;
     let offset = match offset_word {
         None => Offset::Start,
-        Some(word) if word.text.ends_with('%') => match percent(reader, word, 3)? {
-            0 => Offset::Start,
-            share => Offset::MilliPercent(share),
+        Some(word) if word.text.ends_with('%') => match word.text.find("..") {
+            None => Offset::share(percent(reader, word, 3)?),
+            Some(at) => {
+                let (first, second) = (Word { text: &word.text[..at], ..word }, word.from(at + 2));
+                let (least, most) = (percent(reader, first, 3)?, percent(reader, second, 3)?);
+                match most.checked_sub(least) {
+                    None => return Err(reader.error(second, "a share that is not below the first", None)),
+                    Some(0) => Offset::share(least),
+                    Some(_) => Offset::Between { least, most },
+                }
+            }
         },
         Some(word) => {
-            let hint = "a share like 25%, or bytes like 300KiB, 4MiB, 1500B".to_owned();
+            let hint = "a share like 25%, a range of them like 5%..95%, or bytes like 300KiB, 4MiB, 1500B".to_owned();
             match amount(word.text, &BYTE_UNITS) {
                 Some(0) => Offset::Start,
                 Some(bytes) => Offset::Bytes(bytes),

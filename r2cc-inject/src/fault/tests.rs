@@ -25,6 +25,8 @@ fn trigger() -> impl Strategy<Value = Trigger> {
     let offset = prop_oneof![
         Just(Offset::Start),
         (1_u32..=100_000).prop_map(Offset::MilliPercent),
+        (0_u32..100_000, 1_u32..=100_000)
+            .prop_map(|(least, more)| Offset::Between { least, most: (least + more).min(100_000) }),
         (1_u64..).prop_map(Offset::Bytes),
     ];
     let at = prop_oneof![Just(At::Call), Just(At::Wire)];
@@ -120,6 +122,8 @@ fn each_form_of_the_grammar_is_read() {
         "link-down@node-3/mgmt0 from broadcast#7 until broadcast#9",
         "drop@node-1/mlx5_2/rx from allreduce#3+4MiB for run",
         "drop@node-1/mlx5_2/tx from graph-launch#3+12.5% at wire for 500ms",
+        "drop@node-1/mlx5_2 from allreduce#3+0%..97.5% for run",
+        "drop@node-2/mlx5_3 from switch-freeze#1 for run",
     ] {
         assert_eq!(text.parse::<Fault>().unwrap().to_string(), text);
     }
@@ -129,9 +133,29 @@ fn each_form_of_the_grammar_is_read() {
         ("drop@a/b from now for until reduce#2", "drop@a/b from now until reduce#2"),
         ("drop@a/b  from  now   for 1000ms ", "drop@a/b from now for 1s"),
         ("loss:1.50%@a/b from allreduce#2+0% for run", "loss:1.5%@a/b from allreduce#2 for run"),
+        ("drop@a/b from allreduce#2+7%..7.0% for run", "drop@a/b from allreduce#2+7% for run"),
     ] {
         assert_eq!(long.parse::<Fault>().unwrap().to_string(), short);
     }
+}
+
+#[test]
+fn a_seed_chooses_one_share_of_a_range_and_other_seeds_choose_others() {
+    let range: Fault = "drop@node-1/mlx5_2 from allreduce#3+5%..95% for run".parse().unwrap();
+    let share = |seed: u64| match range.drawn(seed).from {
+        Trigger::Position(Position { offset: Offset::MilliPercent(share), .. }) => share,
+        other => panic!("{other:?}"),
+    };
+    let shares: Vec<u32> = (1..=1000).map(share).collect();
+    assert!(shares.iter().all(|share| (5_000..=95_000).contains(share)));
+    assert_eq!(shares, (1..=1000).map(share).collect::<Vec<_>>());
+    // ten tenths of the range, each of them hit about a hundred times
+    for tenth in 0..10 {
+        let hits = shares.iter().filter(|share| (**share - 5_000) / 9_001 == tenth).count();
+        assert!((50..200).contains(&hits), "{tenth}: {hits}");
+    }
+    let fixed: Fault = Fault::EXAMPLE.parse().unwrap();
+    assert_eq!(fixed.drawn(7), fixed);
 }
 
 #[test]
@@ -142,6 +166,8 @@ fn an_error_points_at_the_word_and_hints_at_the_right_one() {
         ("drop@n/x form now for run", 10, "form", "from", "\"from\""),
         ("drop@n/x from allreduce#0 for run", 25, "0", "from 1", "first call"),
         ("drop@n/x from allreduce for run", 24, "", "# and a number", "third call"),
+        ("drop@n/x from allreduce#3+9%..8% for run", 30, "8%", "not below", ""),
+        ("drop@n/x from allreduce#3+9..8% for run", 27, "9", "a percentage", "up to 100"),
         ("drop@n/x/both from now for run", 10, "both", "rx, tx", "both directions"),
         ("drop@n from now for run", 7, "", "/NIC", "n/mlx5_0"),
         ("drop from now for run", 5, "", "@NODE/NIC", "reads like"),

@@ -18,7 +18,7 @@ pub(crate) use gate::Gate;
 pub use mesh::{Mesh, MeshEvent};
 pub use nic_watch::NicWatch;
 pub use rendezvous::{Joined, RendezvousError, join};
-pub use switch::{Commit, Switch, SwitchAction, SwitchMessage};
+pub use switch::{Commit, Switch, SwitchAction, SwitchMessage, r2cc_switch_freeze};
 
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::{Engine, LINKS_TIME};
-use crate::control::{Statement, SwitchAction, ViewEntry};
+use crate::control::{Statement, SwitchAction, ViewEntry, r2cc_switch_freeze};
 use crate::repair::Time;
+use crate::transport::now;
 
 impl Engine {
     /// The fault view has settled: on the coordinator, propose the schedule for it.
@@ -34,14 +35,16 @@ impl Engine {
                 }
                 SwitchAction::Freeze { epoch } => {
                     let calls = self.gate.freeze();
-                    self.log.write(at, "switch-freeze", &json!({"epoch": epoch, "calls": calls}));
+                    // The time of the turn may be long past: what happens in a freeze is told by these two events.
+                    self.log.write(now(), "switch-freeze", &json!({"epoch": epoch, "calls": calls}));
+                    r2cc_switch_freeze(epoch, calls);
                     self.state.switch.handle_frozen(epoch, calls);
                 }
                 SwitchAction::Adopt(commit) => {
                     let event = json!({
                         "epoch": commit.epoch, "collective": commit.at, "schedule": commit.schedule.name(),
                     });
-                    self.log.write(at, "switch", &event);
+                    self.log.write(now(), "switch", &event);
                     self.gate.adopt(commit.at, commit.schedule);
                 }
                 SwitchAction::Thaw => self.gate.thaw(),
