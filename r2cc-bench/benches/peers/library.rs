@@ -115,7 +115,7 @@ fn ours(cluster: &EmulatedCluster, world: usize, work: &Work, variables: Setting
             rank,
             world,
             node: node.name.clone(),
-            rendezvous: (cluster.nodes()[0].mgmt.addr, RENDEZVOUS_PORT).into(),
+            rendezvous: (cluster.nodes()[0].mgmt.addr, RENDEZVOUS_PORT),
             secret: format!("peers-{}", cluster.id()),
             nics: node.nics.iter().map(|nic| nic.name.clone()).collect(),
             work: work.clone(),

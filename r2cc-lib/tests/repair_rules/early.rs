@@ -35,7 +35,9 @@ fn told(receiver: &mut Receiver, on: Lane) -> Vec<Frame> {
 fn small_messages_go_before_their_grant_as_far_as_there_is_room_and_long_ones_wait() {
     let mut sender = Sender::new(tuning(), 1, Time::ZERO);
     sender.handle_lane_opened(MS, lane(0, 1)).unwrap();
-    (0..ROOM + 2).for_each(|_| drop(sender.post(8)));
+    for _ in 0..ROOM + 2 {
+        sender.post(8);
+    }
     sender.post(8 * KIB + 1);
     let cut = |sender: &mut Sender| {
         let frames = std::iter::from_fn(|| sender.poll_frame(MS, lane(0, 1)));
@@ -82,7 +84,9 @@ fn an_early_message_counts_once_also_when_it_comes_again_before_or_after_its_rec
 #[test]
 fn grants_of_small_receives_wait_until_half_of_the_room_may_be_used_and_those_of_long_ones_do_not() {
     let mut r = receiver();
-    (0..ROOM / 2).for_each(|_| drop(r.post(8)));
+    for _ in 0..ROOM / 2 {
+        r.post(8);
+    }
     assert_eq!(told(&mut r, lane(0, 1)), []);
     r.post(8);
     assert_eq!(told(&mut r, lane(0, 1)), [Frame::Grant { messages: 3 }]);
@@ -93,7 +97,9 @@ fn grants_of_small_receives_wait_until_half_of_the_room_may_be_used_and_those_of
 #[test]
 fn acknowledgements_of_small_messages_wait_for_others_for_many_bytes_or_for_the_clock() {
     let mut r = receiver();
-    (0..6).for_each(|_| drop(r.post(8 * KIB)));
+    for _ in 0..6 {
+        r.post(8 * KIB);
+    }
     told(&mut r, lane(0, 1));
     (0..ROOM / 2).for_each(|message| takes(&mut r, whole(message, 8)));
     assert_eq!(told(&mut r, lane(0, 1)), []);
