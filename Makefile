@@ -3,7 +3,10 @@ CARGO ?= cargo
 # Debian packages that the tests use beside Rust, gcc, make and python.
 TEST_PACKAGES := iproute2 iperf3 clang-19 llvm-19 libbpf-dev linux-libc-dev chromium fonts-dejavu-core
 
-.PHONY: build demo gpu-demo test test-static test-units asan soak bench ebpf doc clean packages
+# What the comparison with other libraries uses.
+PEER_PACKAGES := openmpi-bin libopenmpi-dev python3-torch
+
+.PHONY: build demo gpu-demo test test-static test-units asan soak bench compare-peers ebpf doc clean packages
 
 build:
 	$(CARGO) build --release --workspace
@@ -50,7 +53,15 @@ soak: build
 
 # Throughput without shaping beside plain sockets.
 bench: build
-	$(CARGO) bench -p r2cc-bench
+	$(CARGO) bench -p r2cc-bench --bench throughput
+
+# Latency, bandwidth and a dead NIC beside Open MPI and Gloo; about half an hour. Figures go to results/peers/.
+compare-peers:
+	@if ! command -v mpicc.openmpi || ! /usr/bin/python3 -c 'import torch'; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends $(PEER_PACKAGES); fi >/dev/null
+	@failed=0; for part in latency bandwidth faults; do \
+		$(CARGO) bench -q -p r2cc-bench --bench peers -- $$part --enforce --out $(CURDIR)/results/peers || failed=1; \
+	done; exit $$failed
 
 # Rebuilds the kernel side; the object is checked in, so nobody else needs clang.
 ebpf:

@@ -282,6 +282,9 @@ impl Builder {
     }
 }
 
+/// Small messages of a link that a rank keeps room for before their receives are posted.
+const EARLY_MESSAGES: u64 = 64;
+
 /// A group of ranks that call the same collectives in the same order.
 #[derive(Debug)]
 pub struct Communicator {
@@ -314,7 +317,11 @@ impl Communicator {
             events: None,
             join_bound: Duration::from_secs(30),
             settings: None,
-            tuning: Tuning::default(),
+            tuning: Tuning {
+                early_messages: EARLY_MESSAGES,
+                early_bytes: collectives::SMALL_BYTES as u64,
+                ..Tuning::default()
+            },
         }
     }
 
@@ -374,9 +381,14 @@ impl Communicator {
 
     fn command(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Ended)?;
+        self.wake();
+        Ok(())
+    }
+
+    fn wake(&self) {
         // A counter that is full wakes the engine just as well.
         let _ = self.wake.write(1);
-        Ok(())
+        self.driving.release();
     }
 
     fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
@@ -401,7 +413,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let (closed, _) = channel();
         self.commands = closed;
-        let _ = self.wake.write(1);
+        self.wake();
         self.join_thread();
     }
 }

@@ -17,7 +17,7 @@ use crate::schedule::{
 use super::{Communicator, Error};
 
 /// A buffer of at most so many bytes takes the time of its messages' rounds, whatever its length.
-const SMALL_BYTES: usize = 8 << 10;
+pub(super) const SMALL_BYTES: usize = 8 << 10;
 
 /// A collective, for [`Communicator::perform`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! a while instead of sleeping until another has done the work, and hands over what takes longer.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::{fmt, io};
 
 use nix::sys::epoll::EpollEvent;
@@ -10,10 +10,15 @@ use nix::sys::epoll::EpollEvent;
 use super::{Answer, Command, Engine};
 use crate::communicator::Error;
 use crate::repair::Time;
-use crate::transport::{Valve, now};
+use crate::transport::{TICK, Valve, now};
 
 /// How long the calling thread polls before it sleeps: longer than a small collective takes when every rank is there.
 const POLL_TIME: Time = Time::from_millis(1);
+/// How long the other threads stay out of the way after a call: the next one is often not far.
+const HOLD_TIME: Time = Time::from_millis(2);
+/// Looks at what has come in for each look at the outgoing links, where grants and acknowledgements come: small messages
+/// hardly ever wait for them.
+const LOOKS: u32 = 16;
 
 /// An engine and the way to drive it.
 pub(crate) struct Driving {
@@ -59,7 +64,16 @@ impl Driving {
         let mut due = Time::ZERO;
         loop {
             self.valve.wait(due.saturating_sub(now()))?;
-            let mut guard = self.lock();
+            let mut guard = match self.engine.try_lock() {
+                // Who polls keeps the time too; one that waits for the lock would have to be woken after each call.
+                Err(TryLockError::WouldBlock) if self.valve.is_held() => {
+                    due = now() + TICK;
+                    continue;
+                }
+                Err(TryLockError::WouldBlock) => self.lock(),
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Ok(guard) => guard,
+            };
             let Some(engine) = &mut *guard else { return Ok(()) };
             engine.turn(self.valve.ready(&mut [EpollEvent::empty(); 64])?);
             if engine.state.done {
@@ -75,13 +89,20 @@ impl Driving {
     /// What the command's answer says.
     pub(crate) fn call(&self, command: impl FnOnce(Answer) -> Command) -> Result<(), Error> {
         let (answer, wait) = sync_channel(1);
-        self.valve.shut();
+        self.valve.hold(now() + POLL_TIME + HOLD_TIME);
         let outcome = match &mut *self.lock() {
             Some(engine) => engine.poll_for(&self.valve, command(answer), &wait),
             None => Some(Err(Error::Ended)),
         };
-        self.valve.open();
+        if outcome.is_none() {
+            self.release();
+        }
         outcome.unwrap_or_else(|| wait.recv().map_err(|_| Error::Ended)?)
+    }
+
+    /// The I/O thread is to look at what there is.
+    pub(crate) fn release(&self) {
+        self.valve.release();
     }
 
     /// A thread that panicked has told of it already.
@@ -98,33 +119,44 @@ impl Engine {
         command: Command,
         answer: &Receiver<Result<(), Error>>,
     ) -> Option<Result<(), Error>> {
-        self.links.take_over_sending();
         let begun = now();
+        self.links.hold_sending(begun + POLL_TIME + HOLD_TIME);
         self.handle_command(begun, command);
         self.settle(begun);
+        let mut looks = 0_u32;
         let outcome = loop {
             match answer.try_recv() {
                 Ok(outcome) => break Some(outcome),
                 Err(TryRecvError::Disconnected) => break Some(Err(Error::Ended)),
                 Err(TryRecvError::Empty) => {}
             }
-            if self.state.done || now().saturating_sub(begun) >= POLL_TIME || self.poll(valve).is_err() {
+            looks += 1;
+            let outgoing = looks.is_multiple_of(LOOKS);
+            let over = self.state.done || now().saturating_sub(begun) >= POLL_TIME;
+            if over || self.poll(valve, outgoing).is_err() {
                 break None;
             }
             std::thread::yield_now();
         };
-        self.links.hand_back_sending(outcome.is_some());
         if outcome.is_none() {
+            self.links.release_sending();
             // The I/O thread keeps the time of what is on its way. A counter that is full wakes it just as well.
             let _ = self.wake.write(1);
         }
         outcome
     }
 
-    /// Does what there is to do now on all links.
-    fn poll(&mut self, valve: &Valve) -> io::Result<()> {
-        self.links.poll_sending()?;
-        self.turn(valve.ready(&mut [EpollEvent::empty(); 64])?);
+    /// Does what there is to do now on the incoming links, or on all.
+    fn poll(&mut self, valve: &Valve, outgoing: bool) -> io::Result<()> {
+        if outgoing {
+            self.links.poll_sending()?;
+        }
+        let mut events = [EpollEvent::empty(); 64];
+        let ready = valve.ready(&mut events)?;
+        // Most looks find nothing, and are to cost nothing else.
+        if !ready.is_empty() || outgoing {
+            self.turn(ready);
+        }
         Ok(())
     }
 }

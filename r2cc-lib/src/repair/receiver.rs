@@ -1,7 +1,8 @@
 //! The receiving end of a link: grants, the ledgers of posted messages, fences, acknowledgements.
 //!
 //! It never reduces or places anything itself: the driver asks where a chunk goes ([`Receiver::admit`]),
-//! reads the bytes, then asks whether they count ([`Receiver::land`]).
+//! reads the bytes, then asks whether they count ([`Receiver::land`]). Those of an early message, whose receive is
+//! not posted yet ([`Receiver::is_posted`]), the driver keeps until it is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -74,18 +75,29 @@ pub enum ReceiverError {
     WrongDirection(Frame),
 }
 
+/// A message whose receive is posted, or that came early.
 #[derive(Debug)]
-struct Posted {
+struct Arrival {
     most_bytes: u64,
     stated_bytes: Option<u64>,
     ledger: Ledger,
     complete: bool,
 }
 
+impl Arrival {
+    fn new(most_bytes: u64) -> Self {
+        Self { most_bytes, stated_bytes: None, ledger: Ledger::default(), complete: false }
+    }
+}
+
 #[derive(Debug)]
 struct LaneEnd {
     taken: u64,
     acked: u64,
+    /// Bytes of the chunks that are taken and not acknowledged.
+    owed_bytes: u64,
+    /// Their acknowledgement waits no longer.
+    ack_due: bool,
     granted: u64,
     streaming: Option<(Chunk, bool)>,
     pongs: VecDeque<u64>,
@@ -111,7 +123,11 @@ const PONGS_MAX: usize = 16;
 pub struct Receiver {
     tuning: Arc<Tuning>,
     first: u64,
-    posted: VecDeque<Posted>,
+    arrivals: VecDeque<Arrival>,
+    /// Receives posted so far.
+    granted: u64,
+    /// Messages before this one may be too long to come early: their grants do not wait.
+    grant_due: u64,
     fenced: BTreeMap<PathId, Generation>,
     lanes: BTreeMap<Lane, LaneEnd>,
     /// The last stall told of each path whose next lane has not shown yet whether it was one.
@@ -134,7 +150,9 @@ impl Receiver {
         Self {
             tuning,
             first: 0,
-            posted: VecDeque::new(),
+            arrivals: VecDeque::new(),
+            granted: 0,
+            grant_due: 0,
             fenced: BTreeMap::new(),
             lanes: BTreeMap::new(),
             alarms: BTreeMap::new(),
@@ -151,12 +169,17 @@ impl Receiver {
 
     /// Messages granted so far.
     pub fn granted(&self) -> u64 {
-        self.first + self.posted.len() as u64
+        self.granted
+    }
+
+    /// Whether the receive of a message has been posted.
+    pub fn is_posted(&self, message: MessageSeq) -> bool {
+        message.0 < self.granted
     }
 
     /// Whether a posted receive has not landed yet.
     pub fn is_busy(&self) -> bool {
-        !self.posted.is_empty()
+        self.first < self.granted
     }
 
     /// Chunks that arrived again.
@@ -169,16 +192,33 @@ impl Receiver {
         self.lanes.keys().copied()
     }
 
-    /// Posts a receive of at most `most_bytes`; messages land in the order of the posts.
+    /// Posts a receive of at most `most_bytes`; messages land in the order of the posts. One that came early may be
+    /// longer: whoever keeps its bytes has to refuse it.
     pub fn post(&mut self, most_bytes: u64) -> MessageSeq {
-        let seq = self.granted();
-        self.posted.push_back(Posted { most_bytes, stated_bytes: None, ledger: Ledger::default(), complete: false });
+        let seq = self.granted;
+        self.granted += 1;
+        if !self.tuning.is_early(most_bytes) {
+            self.grant_due = self.granted;
+        }
+        match self.arrivals.get_mut((seq - self.first) as usize) {
+            Some(early) => early.most_bytes = most_bytes,
+            None => self.arrivals.push_back(Arrival::new(most_bytes)),
+        }
+        self.retire();
         MessageSeq(seq)
     }
 
-    /// Length that the sender stated for a posted message, once its first chunk came.
+    /// Forgets the oldest messages that are posted and complete.
+    fn retire(&mut self) {
+        while self.first < self.granted && self.arrivals.front().is_some_and(|a| a.complete) {
+            self.arrivals.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Length that the sender stated for a message, once its first chunk came and until it is over.
     pub fn message_bytes(&self, message: MessageSeq) -> Option<u64> {
-        self.posted.get(usize::try_from(message.0.checked_sub(self.first)?).ok()?)?.stated_bytes
+        self.arrivals.get(usize::try_from(message.0.checked_sub(self.first)?).ok()?)?.stated_bytes
     }
 
     /// A lane was accepted. False: its generation is fenced, close it.
@@ -190,6 +230,8 @@ impl Receiver {
         let end = LaneEnd {
             taken: 0,
             acked: 0,
+            owed_bytes: 0,
+            ack_due: false,
             granted: 0,
             streaming: None,
             pongs: VecDeque::new(),
@@ -208,7 +250,7 @@ impl Receiver {
             self.notify(Notice { path: lane.path, generation: lane.generation, cause });
             if planted!(self.tuning, ForgetLedger) {
                 #[cfg(any(test, feature = "mutants"))]
-                self.posted.iter_mut().filter(|p| !p.complete).for_each(|p| p.ledger.forget());
+                self.arrivals.iter_mut().filter(|a| !a.complete).for_each(|a| a.ledger.forget());
             }
         }
     }
@@ -267,26 +309,32 @@ impl Receiver {
     /// # Errors
     /// If the peer broke the protocol.
     pub fn admit(&mut self, lane: Lane, chunk: Chunk) -> Result<Admission, ReceiverError> {
-        let granted = self.granted();
+        let granted = self.granted;
         let end = self.lanes.get_mut(&lane).ok_or(ReceiverError::UnknownLane(lane))?;
         let wanted = if chunk.message < self.first {
             false
         } else {
-            let at = usize::try_from(chunk.message - self.first).unwrap_or(usize::MAX);
-            let posted = self.posted.get_mut(at).ok_or(ReceiverError::NoGrant { chunk, granted })?;
-            let expected = posted.stated_bytes.unwrap_or(posted.most_bytes);
-            let fits = match posted.stated_bytes {
+            if chunk.message >= granted.saturating_add(self.tuning.early_messages) {
+                return Err(ReceiverError::NoGrant { chunk, granted });
+            }
+            let at = (chunk.message - self.first) as usize;
+            while self.arrivals.len() <= at {
+                self.arrivals.push_back(Arrival::new(self.tuning.early_bytes));
+            }
+            let arrival = &mut self.arrivals[at];
+            let expected = arrival.stated_bytes.unwrap_or(arrival.most_bytes);
+            let fits = match arrival.stated_bytes {
                 Some(stated) => chunk.message_bytes == stated,
-                None => chunk.message_bytes <= posted.most_bytes,
+                None => chunk.message_bytes <= arrival.most_bytes,
             };
             if !fits {
                 return Err(ReceiverError::Length { chunk, expected });
             }
-            posted.stated_bytes = Some(chunk.message_bytes);
-            !posted.complete && (!posted.ledger.has(&chunk)? || planted!(self.tuning, AcceptDuplicate))
+            arrival.stated_bytes = Some(chunk.message_bytes);
+            !arrival.complete && (!arrival.ledger.has(&chunk)? || planted!(self.tuning, AcceptDuplicate))
         };
         if planted!(self.tuning, AckEarly) {
-            end.taken += 1;
+            (end.taken, end.ack_due) = (end.taken + 1, true);
         }
         end.streaming = Some((chunk, wanted));
         Ok(if wanted { Admission::Wanted(chunk) } else { Admission::Duplicate(chunk) })
@@ -302,23 +350,23 @@ impl Receiver {
         if !planted!(self.tuning, AckEarly) {
             end.taken += 1;
         }
+        end.owed_bytes += u64::from(chunk.len);
+        // What is owed must not fill the window of a path that has just been readmitted.
+        end.ack_due |= !self.tuning.is_early(chunk.message_bytes) || end.owed_bytes > self.tuning.early_bytes / 2;
         let at = chunk.message.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
-        let posted = at.and_then(|at| self.posted.get_mut(at)).filter(|p| wanted && !p.complete);
-        let Some(posted) = posted else {
+        let arrival = at.and_then(|at| self.arrivals.get_mut(at)).filter(|a| wanted && !a.complete);
+        let Some(arrival) = arrival else {
             self.duplicates += 1;
             let first = planted!(self.tuning, AcceptDuplicate);
             return Ok(Landed { chunk, first, message_complete: false });
         };
-        let first = posted.ledger.land(&chunk)?;
-        posted.complete = posted.ledger.is_complete(chunk.message_bytes);
-        let message_complete = first && posted.complete;
+        let first = arrival.ledger.land(&chunk)?;
+        arrival.complete = arrival.ledger.is_complete(chunk.message_bytes);
+        let message_complete = first && arrival.complete;
         if !first {
             self.duplicates += 1;
         }
-        while self.posted.front().is_some_and(|p| p.complete) {
-            self.posted.pop_front();
-            self.first += 1;
-        }
+        self.retire();
         Ok(Landed { chunk, first: first || planted!(self.tuning, AcceptDuplicate), message_complete })
     }
 
@@ -334,7 +382,9 @@ impl Receiver {
         if let Some(notice) = end.notices.pop() {
             return Some(Frame::Notice(notice));
         }
-        if end.granted < granted {
+        // An early message takes its grant for granted until half of the room for such may be used up.
+        let patience = self.tuning.early_messages / 2;
+        if end.granted < self.grant_due || granted.saturating_sub(end.granted) > patience {
             end.granted = granted;
             if planted!(self.tuning, ForgetGrant) {
                 self.lanes.values_mut().for_each(|other| other.granted = granted);
@@ -342,8 +392,8 @@ impl Receiver {
             }
             return Some(Frame::Grant { messages: granted });
         }
-        if end.acked < end.taken {
-            end.acked = end.taken;
+        if end.acked < end.taken && (end.ack_due || end.taken - end.acked > patience) {
+            (end.acked, end.owed_bytes, end.ack_due) = (end.taken, 0, false);
             return Some(Frame::Ack { path: lane.path, generation: lane.generation, chunks: end.taken });
         }
         None
@@ -383,6 +433,7 @@ impl Receiver {
         if late > Time::ZERO {
             self.lanes.values_mut().for_each(|end| end.stall.handle_late_by(late));
         }
+        self.lanes.values_mut().for_each(|end| end.ack_due |= end.acked < end.taken);
         if !self.is_dark() {
             (self.dark_since, self.dark_late, self.dead_told) = (None, Time::ZERO, false);
             return;

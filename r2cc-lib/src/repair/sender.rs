@@ -190,7 +190,16 @@ impl Sender {
 
     /// Whether chunks wait for a path with room.
     fn has_backlog(&self) -> bool {
-        !self.replay.is_empty() || self.cursor < self.granted.min(self.first + self.messages.len() as u64)
+        !self.replay.is_empty() || self.may_cut()
+    }
+
+    /// Whether the next message is there and has a place to land: a posted receive, or room kept for early ones.
+    fn may_cut(&self) -> bool {
+        let next = self.cursor.checked_sub(self.first).and_then(|at| self.messages.get(at as usize));
+        next.is_some_and(|message| {
+            let room = if self.tuning.is_early(message.bytes) { self.tuning.early_messages } else { 0 };
+            self.cursor < self.granted + room
+        })
     }
 
     /// Whether chunks wait that this path would carry.
@@ -510,7 +519,7 @@ impl Sender {
             let fits = u64::from(chunk.len) <= room || end.in_flight.is_empty();
             return if fits { self.replay.pop_front() } else { None };
         }
-        if self.cursor >= self.granted {
+        if !self.may_cut() {
             return None;
         }
         let live = self.paths.iter().filter(|path| self.is_open_to_chunks(path)).count();

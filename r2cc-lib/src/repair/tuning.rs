@@ -38,6 +38,12 @@ pub struct Tuning {
     pub chunk_bytes: (u32, u32),
     /// Chunk bounds fall on multiples of this many bytes of the message, so LL and LL128 lines stay whole.
     pub chunk_align: u32,
+    /// Messages that may be sent before their receives are posted, beyond those that are granted: the receiving
+    /// end keeps room for so many. Grants and acknowledgements of such messages may wait for a while. None: 0. Both
+    /// ends have to have the same.
+    pub early_messages: u64,
+    /// Longest of them, bytes.
+    pub early_bytes: u64,
     /// First wait before a failed path is tried again; doubles up to `reopen_soon`.
     pub reopen_first: Time,
     /// Longest wait between attempts while the failure is younger than `soon`.
@@ -87,6 +93,8 @@ impl Default for Tuning {
             chunk_time: Time::from_micros(2500),
             chunk_bytes: (16 << 10, 512 << 10),
             chunk_align: 4 << 10,
+            early_messages: 0,
+            early_bytes: 0,
             reopen_first: ms(50),
             reopen_soon: ms(500),
             reopen_later: ms(5000),
@@ -106,6 +114,11 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    /// Whether a message of so many bytes may be sent before its receive is posted.
+    pub(crate) fn is_early(&self, bytes: u64) -> bool {
+        self.early_messages > 0 && bytes <= self.early_bytes
+    }
+
     /// Whether the planted fault `m` is on; always false in a normal build.
     #[cfg(any(test, feature = "mutants"))]
     pub(super) fn planted(&self, m: Mutant) -> bool {

@@ -223,6 +223,11 @@ impl Connection {
         (self.body, self.body_len, self.body_read) = (body, len, 0);
     }
 
+    /// Length of the payload that is being read.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.body_len
+    }
+
     /// The payload has been dealt with: on to the next header.
     pub(super) fn end_payload(&mut self) {
         self.body = Body::None;
@@ -300,13 +305,13 @@ impl Connection {
 
     /// What the kernel says of our outgoing bytes, and the delivery rate that it measured.
     pub(super) fn progress(&mut self) -> io::Result<(LaneProgress, Option<DeliveryRate>)> {
-        let KernelProgress { acked, unacked_segments, unsent_bytes, closed, delivery } =
+        let KernelProgress { acked, unacked_segments, few_bytes, unsent_bytes, closed, delivery } =
             socket::progress(&self.socket)?;
         let pending = self.has_pending();
         self.unsettled = pending || unacked_segments > 0 || unsent_bytes > 0;
         // A peer whose process does not read is no dead path.
         let outstanding = self.unsettled && !closed;
-        let small = !pending && unacked_segments <= 1 && unsent_bytes == 0;
+        let small = !pending && (unacked_segments <= 1 || few_bytes) && unsent_bytes == 0;
         Ok((LaneProgress { acked, outstanding, small }, delivery.filter(|_| outstanding)))
     }
 

@@ -19,8 +19,8 @@ use super::connection::Connection;
 use super::handshake::{Key, LinkName};
 use super::placement::{Corruption, Sink, Source};
 use crate::repair::{
-    Cause, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, ReceiverError, Sender, Time, Totals, Transition,
-    Tuning,
+    Cause, Chunk, Lane, MessageSeq, PathId, PathReport, PathState, Receiver, ReceiverError, Sender, Time, Totals,
+    Transition, Tuning,
 };
 use crate::topology::{Nic, PairOfNics};
 
@@ -40,7 +40,7 @@ const INDEX: u64 = (1 << 56) - 1;
 /// Something that the owner of the links has to know.
 #[derive(Debug)]
 pub enum LinkEvent {
-    /// The message's buffer may be reused.
+    /// The message's buffer may be reused: every byte has arrived, or a copy is kept of what may be sent early.
     Sent {
         /// The receiving end.
         peer: usize,
@@ -193,17 +193,22 @@ impl<T> Posted<T> {
         self.places.get_mut(at)?.as_mut()
     }
 
-    fn remove(&mut self, message: u64) {
-        if let Some(at) = message.checked_sub(self.first)
-            && let Some(place) = self.places.get_mut(at as usize)
-        {
-            *place = None;
-        }
+    fn remove(&mut self, message: u64) -> Option<T> {
+        let at = message.checked_sub(self.first)?;
+        let place = self.places.get_mut(at as usize)?.take();
         while matches!(self.places.front(), Some(None)) {
             self.places.pop_front();
             self.first += 1;
         }
+        place
     }
+}
+
+/// A message whose receive is not posted yet: its chunks that count.
+#[derive(Debug, Default)]
+struct Early {
+    chunks: Vec<(Chunk, Vec<u8>)>,
+    complete: bool,
 }
 
 #[derive(Debug)]
@@ -214,12 +219,21 @@ struct Link {
     /// Given for an outgoing link, learnt from its connections for an incoming one.
     pairs: BTreeMap<PathId, PairOfNics>,
     end: End,
+    /// Messages of an incoming link that came before their receives.
+    early: BTreeMap<u64, Early>,
     /// Connections by lane, from the moment they are asked for or accepted.
     lanes: BTreeMap<Lane, u64>,
     left: bool,
     dirty: bool,
     /// Sends on a NIC only what the links that do not yield leave of it.
     yields: bool,
+}
+
+impl Link {
+    fn new(peer: usize, name: LinkName, key: Key, pairs: BTreeMap<PathId, PairOfNics>, end: End) -> Self {
+        let (early, lanes) = (BTreeMap::new(), BTreeMap::new());
+        Self { peer, name, key, pairs, end, early, lanes, left: false, dirty: true, yields: false }
+    }
 }
 
 /// Damage to do to what is received.
@@ -323,9 +337,7 @@ impl Links {
         }
         let end = End::Send(Box::new(Sender::new(Arc::clone(&self.tuning), pairs.len(), now)), Posted::new());
         let pairs = pairs.into_iter().enumerate().map(|(i, pair)| (PathId(i as u16), pair)).collect();
-        let link =
-            Link { peer, name, key, pairs, end, lanes: BTreeMap::new(), left: false, dirty: true, yields: false };
-        let at = self.place(link);
+        let at = self.place(Link::new(peer, name, key, pairs, end));
         self.send_to.insert(peer, at);
         Ok(())
     }
@@ -339,8 +351,7 @@ impl Links {
             return Err(LinksError::Taken { side: Side::Recv, peer, name });
         }
         let end = End::Recv(Box::new(Receiver::new(Arc::clone(&self.tuning))), Posted::new());
-        let (pairs, lanes) = (BTreeMap::new(), BTreeMap::new());
-        let at = self.place(Link { peer, name, key, pairs, end, lanes, left: false, dirty: true, yields: false });
+        let at = self.place(Link::new(peer, name, key, BTreeMap::new(), end));
         self.recv_from.insert(peer, at);
         self.incoming.insert(name, at);
         Ok(())
@@ -374,6 +385,7 @@ impl Links {
     fn retire(&mut self, at: usize) {
         let link = &mut self.links[at];
         link.left = true;
+        link.early.clear();
         match &mut link.end {
             End::Send(_, posted) => *posted = Posted::new(),
             End::Recv(_, posted) => *posted = Posted::new(),
@@ -435,40 +447,6 @@ impl Links {
     pub fn has_unacknowledged(&self, side: Side, peer: usize) -> bool {
         let owes = |id| self.connections.get(id).is_some_and(|c| c.is_open() && (c.unsettled || c.has_pending()));
         self.find(side, peer).is_ok_and(|at| self.links[at].lanes.values().any(owes))
-    }
-
-    /// Posts a message.
-    ///
-    /// # Errors
-    /// If there is no such outgoing link.
-    pub fn post_send(&mut self, peer: usize, source: Source) -> Result<MessageSeq, LinksError> {
-        let at = self.find(Side::Send, peer)?;
-        let link = &mut self.links[at];
-        link.dirty = true;
-        match &mut link.end {
-            End::Send(sender, posted) => {
-                posted.push(source);
-                Ok(sender.post(source.bytes() as u64))
-            }
-            End::Recv(..) => unreachable!("send_to names outgoing links"),
-        }
-    }
-
-    /// Posts a receive.
-    ///
-    /// # Errors
-    /// If there is no such incoming link.
-    pub fn post_recv(&mut self, peer: usize, sink: Sink) -> Result<MessageSeq, LinksError> {
-        let at = self.find(Side::Recv, peer)?;
-        let link = &mut self.links[at];
-        link.dirty = true;
-        match &mut link.end {
-            End::Recv(receiver, posted) => {
-                posted.push(sink);
-                Ok(receiver.post(sink.bytes() as u64))
-            }
-            End::Send(..) => unreachable!("recv_from names incoming links"),
-        }
     }
 
     /// Damages what comes in when this many payload bytes have landed.

@@ -6,10 +6,12 @@ use crate::dtype::{DType, ReduceOp};
 use crate::repair::Chunk;
 
 /// Bytes to send. They stay unchanged until the message is done: they are what a replay reads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Source {
     ptr: *const u8,
     bytes: usize,
+    /// What `ptr` points to, if the bytes are our own.
+    copy: Option<Box<[u8]>>,
 }
 
 // SAFETY: the memory belongs to a caller that blocks, or keeps it untouched, until the message is done.
@@ -21,7 +23,19 @@ impl Source {
     /// # Safety
     /// The memory must stay valid and unchanged until the message is reported done, or its link is dropped.
     pub unsafe fn new(ptr: *const u8, bytes: usize) -> Self {
-        Self { ptr, bytes }
+        Self { ptr, bytes, copy: None }
+    }
+
+    /// The same bytes in memory of our own: the caller's is not read again.
+    pub(super) fn into_copy(self) -> Self {
+        // SAFETY: the memory that `new` was promised.
+        let copy: Box<[u8]> = unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }.into();
+        Self { ptr: copy.as_ptr(), bytes: self.bytes, copy: Some(copy) }
+    }
+
+    /// Whether the caller's memory is not read any more.
+    pub(super) fn is_copy(&self) -> bool {
+        self.copy.is_some()
     }
 
     /// Length, bytes.
@@ -33,7 +47,7 @@ impl Source {
     pub(super) fn chunk(&self, chunk: &Chunk) -> &[u8] {
         let offset = chunk.offset as usize;
         assert!(offset + chunk.len as usize <= self.bytes, "the sender cuts chunks inside the message");
-        // SAFETY: inside the memory that `new` was promised.
+        // SAFETY: inside the memory that `new` was promised, or inside the copy.
         unsafe { std::slice::from_raw_parts(self.ptr.add(offset), chunk.len as usize) }
     }
 }

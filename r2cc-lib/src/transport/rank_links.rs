@@ -241,14 +241,14 @@ impl RankLinks {
         self.outgoing.flush();
     }
 
-    /// From now on [`RankLinks::poll_sending`] does the work of the sending thread, which is not woken.
-    pub(crate) fn take_over_sending(&mut self) {
-        self.outgoing.take_over();
+    /// Until then [`RankLinks::poll_sending`] does the work of the sending thread, which only keeps the time.
+    pub(crate) fn hold_sending(&self, until: Time) {
+        self.outgoing.hold(until);
     }
 
-    /// The sending thread works again; `idle`: nothing was left on its way.
-    pub(crate) fn hand_back_sending(&mut self, idle: bool) {
-        self.outgoing.hand_back(idle);
+    /// The sending thread works again.
+    pub(crate) fn release_sending(&self) {
+        self.outgoing.release();
     }
 
     /// Does what is to be done now on the outgoing links.

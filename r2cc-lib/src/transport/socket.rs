@@ -123,6 +123,8 @@ pub(crate) struct KernelProgress {
     pub(crate) acked: u64,
     /// Segments sent and not acknowledged.
     pub(crate) unacked_segments: u32,
+    /// They would all go into one, and the other host acknowledges them as late as one.
+    pub(crate) few_bytes: bool,
     /// Bytes not sent yet.
     pub(crate) unsent_bytes: u32,
     /// The other host takes no bytes now, because its process has not read those that it has, and says so: it
@@ -154,6 +156,8 @@ pub(crate) fn progress(socket: &Socket) -> io::Result<KernelProgress> {
     Ok(KernelProgress {
         acked: info.tcpi_bytes_acked.wrapping_add(u64::from(info.tcpi_delivered)),
         unacked_segments: info.tcpi_unacked,
+        // Every byte sent again makes this too large, and the silence that is waited out shorter.
+        few_bytes: info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_acked) <= u64::from(info.tcpi_snd_mss),
         unsent_bytes: info.tcpi_notsent_bytes,
         // Bytes that a dead NIC of our own refuses are unsent too, but there the peer's window is open.
         closed: info.tcpi_unacked == 0

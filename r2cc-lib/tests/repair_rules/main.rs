@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, reason = "the modules of one test binary")]
 
 mod broken_peers;
+mod early;
 mod receiving;
 mod rig;
 mod sending;

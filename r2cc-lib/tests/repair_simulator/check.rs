@@ -25,10 +25,11 @@ pub struct Coverage {
     pub duplicate_chunk: bool,
     pub notice: bool,
     pub false_alarm: bool,
+    pub early_message: bool,
 }
 
 impl Coverage {
-    pub fn rows(&self) -> [(&'static str, bool); 11] {
+    pub fn rows(&self) -> [(&'static str, bool); 12] {
         [
             ("replay", self.replay),
             ("late ack after recycle", self.late_ack_after_recycle),
@@ -41,6 +42,7 @@ impl Coverage {
             ("duplicate chunk", self.duplicate_chunk),
             ("suspicion by the peer's notice", self.notice),
             ("false alarm", self.false_alarm),
+            ("message before its receive", self.early_message),
         ]
     }
 
@@ -56,6 +58,7 @@ impl Coverage {
         self.duplicate_chunk |= other.duplicate_chunk;
         self.notice |= other.notice;
         self.false_alarm |= other.false_alarm;
+        self.early_message |= other.early_message;
     }
 }
 

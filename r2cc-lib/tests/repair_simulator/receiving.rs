@@ -1,5 +1,6 @@
 //! The model driver of a receiving end. Payload goes where the machine said when the header came: straight
-//! into the posted buffer (place) or into a staging area that is added when the chunk counts (reduce).
+//! into the posted buffer (place) or into a staging area that is added when the chunk counts (reduce) or kept
+//! until its receive is posted (early).
 //! Buffers are overwritten and posted again after completion, and must not change in between.
 
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ use super::sending::{HELLO, WELCOME};
 struct Body {
     chunk: Chunk,
     wanted: bool,
-    slot: usize,
+    /// Its bytes do not go straight into the buffer.
+    is_staged: bool,
     at: usize,
     staged: Vec<u8>,
 }
@@ -28,6 +30,13 @@ struct ReceiveLane {
     head: Vec<u8>,
     body: Option<Body>,
     out: Vec<u8>,
+}
+
+/// Chunks of a message that came before its receive.
+#[derive(Default)]
+struct Early {
+    chunks: Vec<(Chunk, Vec<u8>)>,
+    complete: bool,
 }
 
 enum Slot {
@@ -47,6 +56,7 @@ pub struct ReceiveEnd {
     greeting: Vec<usize>,
     buffers: Vec<Vec<u8>>,
     slots: Vec<Slot>,
+    early: BTreeMap<u64, Early>,
     next: u64,
 }
 
@@ -63,6 +73,7 @@ impl ReceiveEnd {
             greeting: Vec::new(),
             buffers: vec![holds.clone(); plan.receive_slots],
             slots: slots.collect(),
+            early: BTreeMap::new(),
             next: 0,
         }
     }
@@ -141,6 +152,12 @@ impl ReceiveEnd {
             net.trace.note(net.now, format_args!("{} receiver posts {seq:?}", self.link));
             judge.handle_granted(net.now, seq);
             self.next += 1;
+            let Some(early) = self.early.remove(&seq.0) else { continue };
+            judge.coverage.early_message = true;
+            early.chunks.iter().for_each(|(chunk, bytes)| self.apply(plan, chunk, bytes));
+            if early.complete {
+                self.complete(net, plan, seq.0);
+            }
         }
     }
 
@@ -160,11 +177,12 @@ impl ReceiveEnd {
                 let left = body.chunk.len as usize - body.at;
                 let (now, later) = rest.split_at(left.min(rest.len()));
                 rest = later;
-                if body.wanted && plan.reduces {
+                if body.wanted && body.is_staged {
                     body.staged.extend_from_slice(now);
                 } else if body.wanted {
                     let at = body.chunk.offset as usize + body.at;
-                    self.buffers[body.slot][at..at + now.len()].copy_from_slice(now);
+                    let slot = (body.chunk.message % plan.receive_slots as u64) as usize;
+                    self.buffers[slot][at..at + now.len()].copy_from_slice(now);
                 }
                 body.at += now.len();
             } else {
@@ -194,8 +212,8 @@ impl ReceiveEnd {
                 Ok(Frame::Data(chunk)) => match self.machine.admit(lane, chunk) {
                     Ok(admission) => {
                         let wanted = matches!(admission, Admission::Wanted(_));
-                        let slot = (chunk.message % plan.receive_slots as u64) as usize;
-                        end.body = Some(Body { chunk, wanted, slot, at: 0, staged: Vec::new() });
+                        let is_staged = plan.reduces || chunk.message >= self.next;
+                        end.body = Some(Body { chunk, wanted, is_staged, at: 0, staged: Vec::new() });
                     }
                     Err(error) => net.trace.fail(net.now, format_args!("link {} receiver: {error}", self.link)),
                 },
@@ -244,23 +262,42 @@ impl ReceiveEnd {
         };
         net.trace.note(net.now, format_args!("{} {lane:?} landed {landed:?}", self.link));
         judge.handle_landed(net.now, &mut net.trace, lane, landed);
-        if landed.first && plan.reduces {
-            let at = landed.chunk.offset as usize;
-            for (to, from) in self.buffers[body.slot][at..].iter_mut().zip(&body.staged) {
-                *to = to.wrapping_add(*from);
+        let seq = landed.chunk.message;
+        if seq >= self.next {
+            if landed.first {
+                let early = self.early.entry(seq).or_default();
+                early.chunks.push((landed.chunk, body.staged));
+                early.complete |= landed.message_complete;
             }
+            return;
+        }
+        if landed.first && body.is_staged {
+            self.apply(plan, &landed.chunk, &body.staged);
         }
         if landed.message_complete {
-            let seq = landed.chunk.message;
-            let len = self.buffers[body.slot].len();
-            let holds = content::expected(self.link, seq, plan.sizes[seq as usize], len, plan.reduces);
-            if self.buffers[body.slot] != holds {
-                net.trace.fail(net.now, format_args!("link {}: message {seq} has wrong contents", self.link));
-            }
-            let until = net.now + net.draw.micros(plan.consume.0, plan.consume.1);
-            self.slots[body.slot] = Slot::Consumed { until, holds };
-            net.wake(self.host, until);
+            self.complete(net, plan, seq);
         }
+    }
+
+    /// Adds a chunk that was staged to its buffer, or puts it there.
+    fn apply(&mut self, plan: &LinkPlan, chunk: &Chunk, staged: &[u8]) {
+        let slot = (chunk.message % plan.receive_slots as u64) as usize;
+        for (to, from) in self.buffers[slot][chunk.offset as usize..].iter_mut().zip(staged) {
+            *to = if plan.reduces { to.wrapping_add(*from) } else { *from };
+        }
+    }
+
+    /// All of a message is in its buffer, which the application has for a while now.
+    fn complete(&mut self, net: &mut Net, plan: &LinkPlan, seq: u64) {
+        let slot = (seq % plan.receive_slots as u64) as usize;
+        let len = self.buffers[slot].len();
+        let holds = content::expected(self.link, seq, plan.sizes[seq as usize], len, plan.reduces);
+        if self.buffers[slot] != holds {
+            net.trace.fail(net.now, format_args!("link {}: message {seq} has wrong contents", self.link));
+        }
+        let until = net.now + net.draw.micros(plan.consume.0, plan.consume.1);
+        self.slots[slot] = Slot::Consumed { until, holds };
+        net.wake(self.host, until);
     }
 
     fn write(&mut self, net: &mut Net, lane: Lane) {

@@ -272,6 +272,8 @@ fn tuning(draw: &mut Draw, mutant: Option<Mutant>) -> Tuning {
         window_bytes: (draw.pick(&[1024, 4096]), draw.pick(&[16 << 10, 48 << 10])),
         chunk_bytes: (draw.pick(&[128, 256, 512]), most),
         chunk_align: 64,
+        early_messages: draw.pick(&[0, 0, 1, 4, 16]),
+        early_bytes: draw.pick(&[64, 500, 3000]),
         hold_first: draw.pick(&[MS * 50, MS * 200, MS * 1000]),
         hold_max: draw.pick(&[MS * 400, MS * 2000, MS * 4000]),
         forgive: draw.pick(&[MS * 1000, MS * 60_000]),

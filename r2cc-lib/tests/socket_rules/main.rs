@@ -8,9 +8,9 @@ mod world;
 use std::net::TcpListener;
 
 use r2cc::repair::{Chunk, Frame, Mutant};
-use r2cc::transport::{Sink, Source};
+use r2cc::transport::{LinkEvent, Sink, Source};
 use r2cc::{DType, ReduceOp};
-use world::{End, Hand, PEER, lane};
+use world::{EARLY_BYTES, End, Hand, PEER, lane};
 
 const CHUNK: usize = 64 << 10;
 
@@ -262,6 +262,70 @@ fn a_buffer_is_given_back_only_when_nothing_can_be_replayed_from_it_any_more() {
     assert!(!half_written(None).reported.0);
     let early = half_written(Some(Mutant::DoneAtWrite)).reported.0;
     assert!(early, "a sender that reports what it has written gives a buffer back that it still owes");
+}
+
+/// A receiving end with a lane, by hand, over which a message of floats has come before its receive.
+fn early(value: f32) -> (End, Hand) {
+    let (mut end, addr) = End::receiving(None);
+    let mut hand = Hand::connect(&mut end, addr, lane(0, 1));
+    end.settle();
+    let payload = &floats(value)[..EARLY_BYTES];
+    let len = EARLY_BYTES as u32;
+    hand.send_chunk(Chunk { message: 0, offset: 0, len, message_bytes: u64::from(len) }, payload);
+    end.settle();
+    (end, hand)
+}
+
+#[test]
+fn a_message_that_comes_before_its_receive_is_added_once_when_that_is_posted() {
+    let mut memory = Memory::of_floats(1.0);
+    let (mut end, mut hand) = early(2.0);
+    assert!(!end.has_reported());
+    let again = Chunk { message: 0, offset: 0, len: EARLY_BYTES as u32, message_bytes: EARLY_BYTES as u64 };
+    hand.send_chunk(again, &floats(2.0)[..EARLY_BYTES]);
+    end.settle();
+    end.links.post_recv(PEER, memory.summed()).unwrap();
+    end.settle();
+    assert!(end.has_reported(), "{:?}", end.events);
+    drop(end);
+    assert_eq!(memory.0[..EARLY_BYTES], floats(3.0)[..EARLY_BYTES]);
+    assert_eq!(memory.0[EARLY_BYTES..2 * EARLY_BYTES], floats(1.0)[..EARLY_BYTES]);
+}
+
+#[test]
+fn a_message_that_was_too_long_for_its_receive_ends_the_link_and_touches_nothing() {
+    let mut memory = Memory::filled(EARLY_BYTES / 2, 7);
+    let (mut end, _hand) = early(2.0);
+    end.links.post_recv(PEER, memory.copied()).unwrap();
+    end.settle();
+    assert!(end.events.iter().any(|event| matches!(event, LinkEvent::Broken { peer: PEER, .. })), "{:?}", end.events);
+    assert!(!end.has_reported());
+    drop(end);
+    assert!(memory.0.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_small_message_is_reported_at_once_and_sent_from_a_copy() {
+    let listeners = [TcpListener::bind("127.0.0.1:0").unwrap()];
+    let mut end = End::sending(None, &listeners);
+    let mut memory = Memory::filled(EARLY_BYTES, 1);
+    // SAFETY: the links read it before this returns, and not again.
+    let source = unsafe { Source::new(memory.ptr(), EARLY_BYTES) };
+    end.links.post_send(PEER, source).unwrap();
+    let sent = |end: &End| end.events.iter().filter(|event| matches!(event, LinkEvent::Sent { .. })).count();
+    end.events.extend(end.links.poll_event());
+    assert_eq!(sent(&end), 1, "before there is any connection");
+    memory.0.fill(9);
+    drop(memory);
+    let mut hands = Hand::accept_all(&mut end, &listeners);
+    let mut payloads = Vec::new();
+    for _ in 0..3 {
+        end.settle();
+        payloads.extend(hands.iter_mut().flat_map(Hand::take_and_acknowledge).map(|(_, payload)| payload));
+    }
+    payloads.retain(|payload| !payload.is_empty());
+    assert_eq!(payloads.concat(), [1; EARLY_BYTES]);
+    assert_eq!(sent(&end), 1, "the acknowledgement is no news");
 }
 
 #[test]

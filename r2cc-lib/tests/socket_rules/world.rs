@@ -18,6 +18,9 @@ use r2cc::transport::{LinkEvent, Links, listen, now};
 const SOON: Duration = Duration::from_secs(60);
 /// Silence after which nothing more is on its way over loopback.
 const QUIET_MS: u16 = 20;
+/// Messages that may come before their receives, and how long they may be.
+const EARLY_MESSAGES: u64 = 4;
+pub const EARLY_BYTES: usize = 8 << 10;
 /// The number of the link.
 pub const PEER: usize = 1;
 const NAME: LinkName = LinkName { from: 1, to: 0 };
@@ -41,7 +44,8 @@ pub struct End {
 
 impl End {
     fn new(mutant: Option<Mutant>, listeners: Vec<socket2::Socket>) -> Self {
-        let tuning = Tuning { mutant, ..Tuning::default() };
+        let (early_messages, early_bytes) = (EARLY_MESSAGES, EARLY_BYTES as u64);
+        let tuning = Tuning { mutant, early_messages, early_bytes, ..Tuning::default() };
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
         let links = Links::new(Vec::new(), tuning, Arc::clone(&epoll), listeners).unwrap();
         Self { links, epoll, clock: now(), events: Vec::new() }

@@ -4,14 +4,71 @@ use std::io;
 
 use super::super::connection::{Body, Connection, Phase, Progress};
 use super::super::handshake::{Hello, Purpose};
-use super::{Cause, Damage, End, LinkEvent, Links, PATHS_MAX, Time};
-use crate::repair::{Admission, Frame, MessageSeq};
+use super::{Cause, Damage, End, LinkEvent, Links, LinksError, PATHS_MAX, Side, Sink, Time};
+use crate::repair::{Admission, Chunk, Frame, MessageSeq, ReceiverError};
 use crate::topology::PairOfNics;
 
 /// Frames read from one connection before the others get their turn.
 const FRAMES_MAX: usize = 64;
 
 impl Links {
+    /// Posts a receive; what came early is applied.
+    ///
+    /// # Errors
+    /// If there is no such incoming link.
+    pub fn post_recv(&mut self, peer: usize, sink: Sink) -> Result<MessageSeq, LinksError> {
+        let at = self.find(Side::Recv, peer)?;
+        let link = &mut self.links[at];
+        link.dirty = true;
+        let End::Recv(receiver, posted) = &mut link.end else { unreachable!("recv_from names incoming links") };
+        let expected = sink.bytes() as u64;
+        posted.push(sink);
+        let message = receiver.post(expected);
+        let Some(early) = link.early.remove(&message.0) else { return Ok(message) };
+        let mut bytes = 0;
+        for (chunk, mut incoming) in early.chunks {
+            bytes = chunk.message_bytes;
+            if self.apply(at, &chunk, Some(&mut incoming)).is_err() {
+                // It has been acknowledged and will not come again: the link is of no more use.
+                let error = ReceiverError::Length { chunk, expected };
+                self.events.push_back(LinkEvent::Broken { peer, error });
+                self.retire(at);
+                return Ok(message);
+            }
+        }
+        if early.complete {
+            self.complete(at, message, bytes);
+        }
+        Ok(message)
+    }
+
+    /// Applies a chunk that counts to the memory of its message: what was staged, or what was read into its place.
+    fn apply(&mut self, at: usize, chunk: &Chunk, mut staged: Option<&mut [u8]>) -> io::Result<()> {
+        let End::Recv(_, posted) = &mut self.links[at].end else { unreachable!("chunks come on incoming links") };
+        let fits = |sink: &&mut Sink| chunk.message_bytes <= sink.bytes() as u64 && sink.accepts(chunk);
+        let sink = posted.at(chunk.message).filter(fits).ok_or_else(|| io::Error::other("no sink for a chunk"))?;
+        if let Some((corruption, byte)) = Damage::due(&mut self.damage, chunk.len) {
+            let dtype = sink.dtype();
+            let bytes = match &mut staged {
+                Some(bytes) => &mut **bytes,
+                None => sink.place(chunk),
+            };
+            corruption.apply(dtype, byte, bytes);
+        }
+        if let Some(bytes) = staged {
+            sink.apply(chunk, bytes);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, at: usize, message: MessageSeq, bytes: u64) {
+        let link = &mut self.links[at];
+        if let End::Recv(_, posted) = &mut link.end {
+            posted.remove(message.0);
+        }
+        self.events.push_back(LinkEvent::Received { peer: link.peer, message, bytes });
+    }
+
     /// Reads a connection until it is empty or has had its turn.
     pub(super) fn read(&mut self, now: Time, id: u64) {
         // Taken out, so that the links can be worked on beside it.
@@ -94,7 +151,7 @@ impl Links {
 
     fn read_frames(&mut self, now: Time, c: &mut Connection) -> io::Result<()> {
         let Some(at) = c.link else { return Ok(()) };
-        let (mut frames, mut chunks) = (0, 0);
+        let (mut frames, mut streams) = (0, false);
         c.begin_turn();
         let outcome = loop {
             let progress = match (&c.body, &mut self.links[at].end) {
@@ -109,8 +166,8 @@ impl Links {
                 Progress::Blocked => break Ok(()),
                 Progress::Header(frame) => self.handle_header(now, at, c, frame)?,
                 Progress::Payload => {
+                    streams |= c.payload_bytes() > self.tuning.early_bytes as usize;
                     self.handle_payload(at, c)?;
-                    chunks += 1;
                 }
             }
             // A fence may have closed the very lane it came on.
@@ -124,7 +181,7 @@ impl Links {
         };
         self.links[at].dirty = true;
         // The kernel acknowledges a stream of chunks by itself, but a lone small frame only after 40 ms or more.
-        if chunks == 0 && matches!(c.body, Body::None) {
+        if !streams && matches!(c.body, Body::None) {
             c.acknowledge(now);
         }
         outcome
@@ -144,6 +201,7 @@ impl Links {
                 });
                 let body = match admission.map_err(io::Error::other)? {
                     Admission::Duplicate(_) => Body::Discard,
+                    Admission::Wanted(chunk) if !receiver.is_posted(MessageSeq(chunk.message)) => Body::Staged,
                     Admission::Wanted(chunk) => {
                         let sink = posted.at(chunk.message).filter(|sink| sink.accepts(&chunk));
                         let sink = sink.ok_or_else(|| io::Error::other("a chunk off element bounds"))?;
@@ -163,28 +221,23 @@ impl Links {
     }
 
     fn handle_payload(&mut self, at: usize, c: &mut Connection) -> io::Result<()> {
-        let (End::Recv(receiver, posted), false) = (&mut self.links[at].end, matches!(c.body, Body::Gossip)) else {
-            self.events.push_back(LinkEvent::Gossip { peer: self.links[at].peer, bytes: c.staged().to_vec() });
+        let link = &mut self.links[at];
+        let (End::Recv(receiver, _), false) = (&mut link.end, matches!(c.body, Body::Gossip)) else {
+            self.events.push_back(LinkEvent::Gossip { peer: link.peer, bytes: c.staged().to_vec() });
             c.end_payload();
             return Ok(());
         };
         let landed = receiver.land(c.lane).map_err(io::Error::other)?;
-        if landed.first {
-            let chunk = landed.chunk;
-            let sink = posted.at(chunk.message).ok_or_else(|| io::Error::other("no sink for a chunk"))?;
-            let staged = matches!(c.body, Body::Staged);
-            if let Some((corruption, byte)) = Damage::due(&mut self.damage, chunk.len) {
-                let dtype = sink.dtype();
-                let bytes = if staged { c.staged() } else { sink.place(&chunk) };
-                corruption.apply(dtype, byte, bytes);
-            }
-            if staged {
-                sink.apply(&chunk, c.staged());
-            }
+        let (chunk, message) = (landed.chunk, MessageSeq(landed.chunk.message));
+        if landed.first && !receiver.is_posted(message) {
+            let early = link.early.entry(message.0).or_default();
+            early.chunks.push((chunk, c.staged().to_vec()));
+            early.complete = landed.message_complete;
+        } else if landed.first {
+            let staged = if matches!(c.body, Body::Staged) { Some(c.staged()) } else { None };
+            self.apply(at, &chunk, staged)?;
             if landed.message_complete {
-                posted.remove(chunk.message);
-                let (peer, message) = (self.links[at].peer, MessageSeq(chunk.message));
-                self.events.push_back(LinkEvent::Received { peer, message, bytes: chunk.message_bytes });
+                self.complete(at, message, chunk.message_bytes);
             }
         }
         c.end_payload();

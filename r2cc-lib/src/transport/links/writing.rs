@@ -5,10 +5,30 @@ use std::io;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
-use super::{CONNECTION, Cause, End, Lane, LinkEvent, Links, Time};
-use crate::repair::{Action, Frame, ReceiverAction};
+use super::{CONNECTION, Cause, End, Lane, LinkEvent, Links, LinksError, Side, Source, Time};
+use crate::repair::{Action, Frame, MessageSeq, ReceiverAction};
 
 impl Links {
+    /// Posts a message. One that may be sent early is copied, and [`LinkEvent::Sent`] comes at once.
+    ///
+    /// # Errors
+    /// If there is no such outgoing link.
+    pub fn post_send(&mut self, peer: usize, source: Source) -> Result<MessageSeq, LinksError> {
+        let at = self.find(Side::Send, peer)?;
+        let link = &mut self.links[at];
+        link.dirty = true;
+        let End::Send(sender, posted) = &mut link.end else { unreachable!("send_to names outgoing links") };
+        let bytes = source.bytes() as u64;
+        let message = sender.post(bytes);
+        if self.tuning.is_early(bytes) {
+            posted.push(source.into_copy());
+            self.events.push_back(LinkEvent::Sent { peer, message });
+        } else {
+            posted.push(source);
+        }
+        Ok(message)
+    }
+
     /// Carries out what the machines ask for and writes what can be written.
     pub fn flush(&mut self, now: Time) {
         let mut again = true;
@@ -60,8 +80,9 @@ impl Links {
             let action = match &mut link.end {
                 End::Send(sender, posted) => {
                     while let Some(message) = sender.poll_done() {
-                        posted.remove(message.0);
-                        self.events.push_back(LinkEvent::Sent { peer: link.peer, message });
+                        if posted.remove(message.0).is_some_and(|source| !source.is_copy()) {
+                            self.events.push_back(LinkEvent::Sent { peer: link.peer, message });
+                        }
                     }
                     while let Some(transition) = sender.poll_transition() {
                         let pair = link.pairs[&transition.path].clone();

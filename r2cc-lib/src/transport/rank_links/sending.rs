@@ -29,7 +29,6 @@ pub(super) struct Sending {
     thread: Option<JoinHandle<io::Result<()>>>,
     /// Bytes posted since the last [`Sending::flush`].
     fresh_bytes: Option<usize>,
-    taken_over: bool,
 }
 
 #[derive(Debug)]
@@ -69,7 +68,7 @@ impl Sending {
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(format!("r2cc-send-{me}")).spawn(move || of_thread.run());
         let thread = Some(thread.map_err(refused("start the sending thread"))?);
-        Ok(Self { shared, thread, fresh_bytes: None, taken_over: false })
+        Ok(Self { shared, thread, fresh_bytes: None })
     }
 
     /// The links, once the thread has finished what it is at; it is woken afterwards.
@@ -86,8 +85,8 @@ impl Sending {
 
     /// Takes a message for the outgoing link `peer`, which is there; it goes out with the next [`Sending::flush`].
     pub(super) fn post(&mut self, peer: usize, source: Source) {
-        lock(&self.shared.posts).push((peer, source));
         *self.fresh_bytes.get_or_insert(0) += source.bytes();
+        lock(&self.shared.posts).push((peer, source));
     }
 
     /// Sees to it that what was posted is sent.
@@ -99,7 +98,7 @@ impl Sending {
                 self.shared.drive(&mut links, now());
                 drop(links);
                 // What is on its way now has deadlines.
-                if !self.taken_over && self.shared.idle.load(Ordering::Relaxed) {
+                if self.shared.idle.swap(false, Ordering::Relaxed) {
                     self.shared.wake();
                 }
             }
@@ -107,19 +106,14 @@ impl Sending {
         }
     }
 
-    /// From now on [`Sending::poll`] does the thread's work.
-    pub(super) fn take_over(&mut self) {
-        self.taken_over = true;
-        self.shared.valve.shut();
+    /// Until then [`Sending::poll`] does the thread's work; it only keeps the time.
+    pub(super) fn hold(&self, until: Time) {
+        self.shared.valve.hold(until);
     }
 
-    /// The thread works again; `idle`: there is nothing that it has to keep the time of.
-    pub(super) fn hand_back(&mut self, idle: bool) {
-        self.taken_over = false;
-        self.shared.valve.open();
-        if !idle {
-            self.shared.wake();
-        }
+    /// The thread works again.
+    pub(super) fn release(&self) {
+        self.shared.wake();
     }
 
     /// Does what is to be done now.
@@ -216,6 +210,7 @@ impl Shared {
     fn wake(&self) {
         // A counter that is full wakes the thread just as well.
         let _ = self.wake.write(1);
+        self.valve.release();
     }
 }
 
