@@ -5,7 +5,7 @@ use r2cc_inject::fault::Fault;
 use super::record::{FaultRecord, FaultViewEntry, Means, RunRecord, WrongElement};
 use super::sample::{CUT_AFTER_MS, HEALTHY_MS, HIT_MS, MS, NICS, PORT_BYTES, counters, record_01, suite_01};
 use super::{CheckClass, CheckResult, CheckStatus, evaluate, figures, keep_only, place_faults};
-use crate::suite::{Near, NodeBytes, Percent, Statistic, Suite, TimeRatio, Timing};
+use crate::suite::{Against, Near, NodeBytes, Percent, Statistic, Suite, TimeRatio, Timing};
 
 fn check(suite: &Suite, record: &RunRecord, name: &str) -> CheckResult {
     let results = evaluate(suite, record, Timing::Enforced);
