@@ -166,7 +166,7 @@ fn an_error_points_at_the_word_and_hints_at_the_right_one() {
         ("drop@n/x form now for run", 10, "form", "from", "\"from\""),
         ("drop@n/x from allreduce#0 for run", 25, "0", "from 1", "first call"),
         ("drop@n/x from allreduce for run", 24, "", "# and a number", "third call"),
-        ("drop@n/x from allreduce#3+9%..8% for run", 30, "8%", "not below", ""),
+        ("drop@n/x from allreduce#3+9%..8% for run", 31, "8%", "not below", ""),
         ("drop@n/x from allreduce#3+9..8% for run", 27, "9", "a percentage", "up to 100"),
         ("drop@n/x/both from now for run", 10, "both", "rx, tx", "both directions"),
         ("drop@n from now for run", 7, "", "/NIC", "n/mlx5_0"),
