@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::check::record::RunRecord;
+use crate::check::record::{RunRecord, SwitchRecord};
 use crate::check::sample::{MS, record_01, suite_01};
 use crate::check::{CheckClass, CheckResult, CheckStatus, evaluate};
 use crate::suite::{ScaleRow, Timing, departures};
@@ -110,6 +110,7 @@ fn over_repetitions_the_hit_iteration_has_the_limit_for_the_median_and_twice_for
 fn a_summary_reads_back_as_it_was_and_has_the_shape_of_its_schema() {
     let mut summary = Summary::of_repeats(&suite_01(), vec![costing(10), costing(20)]).unwrap();
     summary.switch.insert(3, 17);
+    summary.switches.insert(3, vec![SwitchRecord { epoch: 1, collective: 17, ..SwitchRecord::default() }]);
     let text = serde_json::to_string(&summary).unwrap();
     assert!(serde_json::from_str::<Summary>(&text).unwrap() == summary);
     let schema = summary_schema();
@@ -258,6 +259,7 @@ fn every_event_reads_back() {
         Event::FaultView { rank: 0, entries: record.fault_view[&0].clone() },
         Event::Transport(record.transport),
         Event::Switch([(0, 4)].into()),
+        Event::Switches([(0, vec![SwitchRecord { epoch: 1, collective: 4, ..SwitchRecord::default() }])].into()),
         Event::Check(result(CheckClass::Timing, CheckStatus::Note)),
         Event::Ended { verdict: Verdict::Pass, exit_code: 0 },
     ];
@@ -290,6 +292,7 @@ fn told(record: &RunRecord, repetition: u32) -> Vec<Event> {
     events.extend(record.fault_view.iter().map(|(rank, view)| Event::FaultView { rank: *rank, entries: view.clone() }));
     events.push(Event::Transport(record.transport));
     events.push(Event::Switch(record.switch.clone()));
+    events.push(Event::Switches(record.switches.clone()));
     events
 }
 
