@@ -371,9 +371,9 @@ impl Net {
                 self.pump(conn, side);
             }
             Event::Reset { conn, side } => {
+                // What came before the reset can still be read, as from a kernel's socket.
                 if matches!(self.conns[conn].ends[side], End::Open | End::Waiting) {
                     self.conns[conn].ends[side] = End::Lost;
-                    self.conns[conn].pipes[1 - side].rcv.clear();
                     self.wake_soon(self.conns[conn].ports[side].host);
                 }
             }
