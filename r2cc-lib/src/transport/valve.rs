@@ -1,8 +1,8 @@
 //! An epoll that its own thread waits for, and that another thread can take over without waking it.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -18,7 +18,8 @@ pub(crate) struct Valve {
     inner: Arc<Epoll>,
     /// On the clock of [`now`], ns.
     held_until: AtomicU64,
-    is_shut: AtomicBool,
+    /// Locked while the kernel is told, so that it and this always say the same.
+    is_shut: Mutex<bool>,
 }
 
 impl Valve {
@@ -29,7 +30,7 @@ impl Valve {
     pub(crate) fn new(inner: Arc<Epoll>) -> io::Result<Self> {
         let outer = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         outer.add(&inner.0, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        Ok(Self { outer, inner, held_until: AtomicU64::new(0), is_shut: AtomicBool::new(false) })
+        Ok(Self { outer, inner, held_until: AtomicU64::new(0), is_shut: Mutex::new(false) })
     }
 
     /// Its own thread waits until something is ready and nobody holds it, until a hold ends, or for `most`.
@@ -93,10 +94,58 @@ impl Valve {
     }
 
     fn shut(&self, shut: bool) {
-        if self.is_shut.swap(shut, Ordering::SeqCst) != shut {
+        let mut is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *is_shut, shut) != shut {
             let flags = if shut { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
             // Fails only for lack of memory when a descriptor is added, which this is not.
             let _ = self.outer.modify(&self.inner.0, &mut EpollEvent::new(flags, 0));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+
+    use super::*;
+
+    /// Ends a broken test, decides nothing.
+    const BOUND: Duration = Duration::from_secs(20);
+    const TURNS: u32 = 5000;
+
+    #[test]
+    fn a_thread_that_shuts_the_valve_while_it_is_released_is_woken_all_the_same() {
+        let inner = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        inner.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, 0)).unwrap();
+        let valve = Valve::new(inner).unwrap();
+        let done = AtomicBool::new(false);
+        let (told, woken) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    valve.wait(Time::from_secs(2 * BOUND.as_secs())).unwrap();
+                    if wake.read().is_ok() {
+                        told.send(()).unwrap();
+                    }
+                }
+            });
+            for turn in 0..TURNS {
+                valve.hold(now() + Time::from_secs(100));
+                wake.write(1).unwrap();
+                // The thread wakes, sees the hold and shuts the valve, at about the time of the release.
+                (0..turn * 61 % 4096).for_each(|_| std::hint::spin_loop());
+                valve.release();
+                let outcome = woken.recv_timeout(BOUND);
+                done.store(outcome.is_err() || turn + 1 == TURNS, Ordering::SeqCst);
+                outcome.unwrap_or_else(|_| panic!("not woken in turn {turn}"));
+            }
+            wake.write(1).unwrap();
+        });
     }
 }
