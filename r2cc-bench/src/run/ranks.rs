@@ -69,6 +69,9 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
     let mut noticed_at: BTreeMap<PathKey, u64> = BTreeMap::new();
     // Links that lose the same NIC towards the same peer are one repair, until it is readmitted.
     let mut open: BTreeMap<(u32, String), usize> = BTreeMap::new();
+    // A drop is detected once: what the same path loses after a return is of a later outage, whose first drop nobody
+    // has recorded.
+    let mut detected: BTreeMap<(u32, String, u64), usize> = BTreeMap::new();
     let mut views: Vec<(u64, Vec<FaultViewEntry>)> = Vec::new();
     let mut end_ns = 0;
     // By epoch: when, and after how many collectives.
@@ -163,7 +166,8 @@ pub(super) fn read(file: &Path, rank: u32, faults: &[FaultRecord]) -> Result<Ran
                 let repair = &mut story.repairs[at];
                 repair.replayed_bytes += owed.remove(&path).unwrap_or(0);
                 // The first link to notice counts: one that has nothing to send has nothing to notice.
-                let late = dropped.map(|at| (noticed - at) as f64 / 1e6);
+                let dropped = dropped.filter(|ns| *detected.entry((peer, nic.clone(), *ns)).or_insert(at) == at);
+                let late = dropped.map(|ns| (noticed - ns) as f64 / 1e6);
                 repair.first_drop_to_detect_ms = repair.first_drop_to_detect_ms.or(late);
                 if let Some(at) = resumed.remove(&path).filter(|at| *at >= noticed) {
                     noticed_at.remove(&path);
@@ -259,6 +263,7 @@ mod tests {
         let two = story(&[lost, again.to_vec()].concat());
         assert_eq!(two.repairs.len(), 2, "{:?}", two.repairs);
         assert_eq!((two.repairs[1].replayed_bytes, two.readmissions), (5, 1));
+        assert_eq!(two.repairs[1].first_drop_to_detect_ms, None, "it is another outage");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What the plugin moves between two nodes without shaping, called as NCCL calls it, beside plain sockets that carry
 //! the same messages: both directions at once, `--comms` communicators of each, as many requests under way as NCCL has.
 //!
-//! `cargo bench -p r2cc-nccl --all-features --bench bandwidth`. `R2CC_IO_THREADS` and `R2CC_SPIN_US` apply. Needs root.
+//! `cargo bench -p r2cc-nccl --all-features --bench bandwidth`. `R2CC_IO_THREADS`, `R2CC_STRIPES` and
+//! `R2CC_SPIN_US` apply. Needs root.
 
 #[path = "../tests/hosts/mod.rs"]
 mod hosts;

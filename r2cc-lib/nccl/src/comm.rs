@@ -1,9 +1,12 @@
-//! A communicator as NCCL's threads and the worker share it: its requests, and how it ended if it did.
+//! A communicator as NCCL's threads and the workers share it: its stripes, its requests, and how it ended if it did.
+//!
+//! A stripe is a link of its own, driven by a worker of its own: messages go to them in turns, so that one thread's
+//! share of the work is not the limit.
 //!
 //! A request is a slot of its communicator. NCCL's thread takes a free slot and hands the memory to the worker;
 //! the worker marks it done; NCCL's test frees it. Nothing here blocks.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use r2cc::transport::Side;
@@ -31,17 +34,25 @@ pub(crate) struct Ending {
     pub(crate) text: String,
 }
 
+/// A link of a communicator.
+#[derive(Debug)]
+pub(crate) struct Stripe {
+    /// Its number in this process, by which the worker's links know it.
+    pub(crate) number: usize,
+    pub(crate) worker: Arc<Worker>,
+    usable: AtomicBool,
+}
+
 /// The shared part of a communicator.
 #[derive(Debug)]
 pub(crate) struct Comm {
-    /// Its number in this process, by which the worker's links know it.
-    pub(crate) number: usize,
     pub(crate) side: Side,
-    pub(crate) worker: Arc<Worker>,
+    stripes: Vec<Stripe>,
+    /// Messages posted; each goes to the stripe after the last one's.
+    posted: AtomicUsize,
     requests: [Request; REQUESTS_MAX],
     /// Bits of the free slots.
     free: AtomicU32,
-    usable: AtomicBool,
     ending: OnceLock<Ending>,
     told: AtomicBool,
 }
@@ -52,8 +63,13 @@ unsafe impl Send for Comm {}
 unsafe impl Sync for Comm {}
 
 impl Comm {
-    pub(crate) fn new(number: usize, side: Side, worker: Arc<Worker>) -> Arc<Self> {
-        worker.count(side, true);
+    /// A communicator of links with these numbers on these workers.
+    pub(crate) fn new(side: Side, stripes: impl IntoIterator<Item = (usize, Arc<Worker>)>) -> Arc<Self> {
+        let stripe = |(number, worker): (usize, Arc<Worker>)| {
+            worker.count(side, true);
+            Stripe { number, worker, usable: AtomicBool::new(false) }
+        };
+        let stripes = stripes.into_iter().map(stripe).collect();
         Arc::new_cyclic(|me| {
             let comm = me.as_ptr();
             let request = |slot: usize| Request {
@@ -63,12 +79,11 @@ impl Comm {
                 comm,
             };
             Self {
-                number,
                 side,
-                worker,
+                stripes,
+                posted: AtomicUsize::new(0),
                 requests: std::array::from_fn(request),
                 free: AtomicU32::new(u32::MAX),
-                usable: AtomicBool::new(false),
                 ending: OnceLock::new(),
                 told: AtomicBool::new(false),
             }
@@ -92,6 +107,15 @@ impl Comm {
         None
     }
 
+    pub(crate) fn stripes(&self) -> &[Stripe] {
+        &self.stripes
+    }
+
+    /// The stripe of the next message: both ends count alike. NCCL posts from one thread at a time.
+    pub(crate) fn next_stripe(&self) -> &Stripe {
+        &self.stripes[self.posted.fetch_add(1, Ordering::Relaxed) % self.stripes.len()]
+    }
+
     /// The message of this slot is over: `bytes` were sent or have landed.
     pub(crate) fn finish(&self, slot: u8, bytes: u64) {
         let request = &self.requests[usize::from(slot)];
@@ -100,13 +124,16 @@ impl Comm {
         request.state.store(DONE, Ordering::Release);
     }
 
-    /// A path is in service: NCCL may have the communicator.
-    pub(crate) fn set_usable(&self) {
-        self.usable.store(true, Ordering::Release);
+    /// A path of the link with this number is in service.
+    pub(crate) fn set_usable(&self, number: usize) {
+        for stripe in self.stripes.iter().filter(|stripe| stripe.number == number) {
+            stripe.usable.store(true, Ordering::Release);
+        }
     }
 
+    /// NCCL may have the communicator.
     pub(crate) fn is_usable(&self) -> bool {
-        self.usable.load(Ordering::Acquire)
+        self.stripes.iter().all(|stripe| stripe.usable.load(Ordering::Acquire))
     }
 
     /// The communicator cannot go on; the first reason stays.
@@ -127,7 +154,7 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        self.worker.count(self.side, false);
+        self.stripes.iter().for_each(|stripe| stripe.worker.count(self.side, false));
     }
 }
 

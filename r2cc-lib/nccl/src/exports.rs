@@ -191,12 +191,13 @@ unsafe fn post(comm: Ptr, side: Side, data: Ptr, bytes: usize, request: Out) -> 
         if let Some(slot) = comm.take_slot() {
             // An empty message has no memory, but its place must be a pointer.
             let at = if data.is_null() { std::ptr::dangling_mut() } else { data.cast::<u8>() };
-            let (number, memory) = (comm.number, Memory { at, bytes });
+            let (stripe, memory) = (comm.next_stripe(), Memory { at, bytes });
+            let number = stripe.number;
             let command = match side {
                 Side::Send => Command::Send { number, slot: slot.slot(), memory },
                 Side::Recv => Command::Receive { number, slot: slot.slot(), memory },
             };
-            if !comm.worker.submit(command) {
+            if !stripe.worker.submit(command) {
                 slot.give_back();
                 return Err(Status::InternalError);
             }

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::abi::{Facts, LogFn, Status};
 use crate::comm::Comm;
-use crate::handle::{ADDRS_MAX, Handle, Secret};
+use crate::handle::{Handle, NICS_MAX, STRIPES_MAX, Secret};
 use crate::nics::{self, NicError, Wishes};
 use crate::worker::{Command, Worker};
 use crate::{events, log};
@@ -24,6 +24,8 @@ use crate::{events, log};
 const WORKERS_OF_PROCESSORS: (usize, usize) = (3, 8);
 const WORKERS: std::ops::RangeInclusive<usize> = 2..=8;
 const WORKERS_MAX: usize = 16;
+/// With so many processors, a communicator has more than one stripe; `R2CC_STRIPES` sets their number.
+const STRIPED_PROCESSORS: usize = 8;
 
 /// The one device that NCCL sees: all NICs together.
 #[derive(Debug)]
@@ -109,9 +111,9 @@ pub(crate) fn init(log_function: Option<LogFn>) -> Result<(), Status> {
         log::warn(&error.to_string());
         if matches!(error, NicError::NoMatch { .. }) { Status::InvalidUsage } else { Status::SystemError }
     })?;
-    if nics.len() > ADDRS_MAX {
-        log::warn(&format!("{} NICs match, the first {ADDRS_MAX} are used", nics.len()));
-        nics.truncate(ADDRS_MAX);
+    if nics.len() > NICS_MAX {
+        log::warn(&format!("{} NICs match, the first {NICS_MAX} are used", nics.len()));
+        nics.truncate(NICS_MAX);
     }
     let described: Vec<String> = nics.iter().map(|nic| format!("{} ({})", nic.name, nic.addr)).collect();
     let host = host_name();
@@ -191,45 +193,55 @@ pub(crate) fn close_context(context: u64) {
     objects.into_iter().map(|o| o.comm).chain(connecting.into_iter().map(|c| c.1)).for_each(|comm| close(&comm));
 }
 
-/// Runs `use_it` with a worker that takes commands: a fresh one, or of as many as there may be the one with the fewest
-/// communicators of this side.
-fn with_worker<T>(side: Side, mut use_it: impl FnMut(&Arc<Worker>) -> Option<T>) -> Result<T, Status> {
+/// Links of a communicator that is received from.
+fn stripes() -> usize {
+    let by_default = if processors() >= STRIPED_PROCESSORS { STRIPES_MAX } else { 1 };
+    number("R2CC_STRIPES").map_or(by_default, |asked| (asked as usize).clamp(1, STRIPES_MAX))
+}
+
+/// Runs `use_them` with workers for so many links: fresh ones, or of as many as there may be those with the fewest
+/// links of this side. It is run again with others if one has just ended.
+fn with_workers<T>(
+    side: Side,
+    links: usize,
+    mut use_them: impl FnMut(Vec<(usize, Arc<Worker>)>) -> Option<T>,
+) -> Result<T, Status> {
     let device = device()?;
-    let count = match number("R2CC_IO_THREADS") {
+    let most = match number("R2CC_IO_THREADS") {
         Some(asked) => (asked as usize).clamp(1, WORKERS_MAX),
         None => {
             let (threads, of_processors) = WORKERS_OF_PROCESSORS;
             (processors() * threads / of_processors).clamp(*WORKERS.start(), *WORKERS.end())
         }
     };
-    // A worker that has nothing to do ends; the one made here has not had time to.
+    // A worker that has nothing to do ends; one made here has not had time to.
     for _ in 0..8 {
-        let worker = {
+        let links: Vec<(usize, Arc<Worker>)> = {
+            let mut chosen = Vec::new();
             let mut state = state();
             state.workers.retain(|worker| !worker.has_ended());
-            if state.workers.len() < count {
+            while state.workers.len() < most && chosen.len() < links {
                 let worker = Worker::start(&device.nics).map_err(|error| {
                     log::warn(&format!("cannot start an I/O thread: {error}"));
                     Status::SystemError
                 })?;
                 state.workers.push(Arc::clone(&worker));
-                worker
-            } else {
-                let least = state.workers.iter().min_by_key(|worker| worker.load(side));
-                Arc::clone(least.ok_or(Status::InternalError)?)
+                chosen.push(worker);
             }
+            let mut others: Vec<Arc<Worker>> = state.workers.clone();
+            others.retain(|worker| !chosen.iter().any(|taken| Arc::ptr_eq(taken, worker)));
+            others.sort_by_key(|worker| worker.load(side));
+            chosen.extend(others);
+            // With fewer threads than links, some have more than one.
+            let first = state.next_number + 1;
+            state.next_number += links;
+            chosen.into_iter().cycle().take(links).enumerate().map(|(i, worker)| (first + i, worker)).collect()
         };
-        if let Some(done) = use_it(&worker) {
+        if let Some(done) = use_them(links) {
             return Ok(done);
         }
     }
     Err(Status::InternalError)
-}
-
-fn next_number() -> usize {
-    let mut state = state();
-    state.next_number += 1;
-    state.next_number
 }
 
 fn hand_out(context: u64, comm: &Arc<Comm>, listening: bool) -> usize {
@@ -245,13 +257,16 @@ fn hand_out(context: u64, comm: &Arc<Comm>, listening: bool) -> usize {
 /// If the kernel refuses what it takes.
 pub(crate) fn listen(context: u64) -> Result<(usize, [u8; crate::abi::HANDLE_BYTES]), Status> {
     let device = device()?;
-    let (comm, handle) = with_worker(Side::Recv, |worker| {
-        let ports = worker.ports().iter();
-        let addrs = device.nics.iter().zip(ports).map(|(nic, port)| SocketAddrV4::new(nic.addr, *port)).collect();
-        let handle = Handle::draw(addrs).ok()?;
-        let comm = Comm::new(next_number(), Side::Recv, Arc::clone(worker));
-        let expect = Command::Expect { comm: Arc::clone(&comm), name: handle.name, key: handle.key() };
-        worker.submit(expect).then_some((comm, handle))
+    let (comm, handle) = with_workers(Side::Recv, stripes(), |links| {
+        let addrs = |(_, worker): &(usize, Arc<Worker>)| {
+            let ports = worker.ports().iter();
+            device.nics.iter().zip(ports).map(|(nic, port)| SocketAddrV4::new(nic.addr, *port)).collect()
+        };
+        let handle = Handle::draw(links.iter().map(addrs).collect()).ok()?;
+        let comm = Comm::new(Side::Recv, links);
+        let names = handle.stripes().map(|(name, _)| name);
+        let expect = |number, name| Command::Expect { comm: Arc::clone(&comm), number, name, key: handle.key() };
+        start(&comm, names, expect).then_some((comm, handle))
     })?;
     Ok((hand_out(context, &comm, true), handle.encode()))
 }
@@ -269,12 +284,14 @@ pub(crate) fn connect(context: u64, bytes: &[u8; crate::abi::HANDLE_BYTES]) -> R
     let comm = match known {
         Some(comm) => comm,
         None => {
-            let pairs = nics::pair_up(&device()?.nics, &handle.addrs);
-            let comm = with_worker(Side::Send, |worker| {
-                let comm = Comm::new(next_number(), Side::Send, Arc::clone(worker));
-                let (name, key, pairs) = (handle.name, handle.key(), pairs.clone());
-                let open = Command::Open { comm: Arc::clone(&comm), name, key, pairs };
-                worker.submit(open).then_some(comm)
+            let nics = &device()?.nics;
+            let comm = with_workers(Side::Send, handle.stripes().count(), |links| {
+                let comm = Comm::new(Side::Send, links);
+                let open = |number, (name, addrs): (_, &[SocketAddrV4])| {
+                    let (comm, key, pairs) = (Arc::clone(&comm), handle.key(), nics::pair_up(nics, addrs));
+                    Command::Open { comm, number, name, key, pairs }
+                };
+                start(&comm, handle.stripes(), open).then_some(comm)
             })?;
             state().connecting.insert(handle.secret, (context, Arc::clone(&comm)));
             comm
@@ -285,6 +302,16 @@ pub(crate) fn connect(context: u64, bytes: &[u8; crate::abi::HANDLE_BYTES]) -> R
         state().connecting.remove(&handle.secret);
     }
     outcome.map(|usable| usable.then(|| hand_out(context, &comm, false)))
+}
+
+/// Has each stripe's worker start its link; if one has ended, none is left.
+fn start<T>(comm: &Arc<Comm>, of_stripes: impl Iterator<Item = T>, command: impl Fn(usize, T) -> Command) -> bool {
+    let mut stripes = comm.stripes().iter().zip(of_stripes);
+    let all = stripes.all(|(stripe, of_stripe)| stripe.worker.submit(command(stripe.number, of_stripe)));
+    if !all {
+        close(comm);
+    }
+    all
 }
 
 /// The receiving end of a listener once its sender is there.
@@ -317,11 +344,13 @@ pub(crate) fn close_object(pointer: usize) {
 }
 
 fn close(comm: &Arc<Comm>) {
-    let (done, closed) = std::sync::mpsc::sync_channel(1);
-    if comm.worker.submit(Command::Close { number: comm.number, done }) {
-        // An error means that the worker has ended, and its links with it.
-        let _ = closed.recv();
+    let (done, closed) = std::sync::mpsc::sync_channel(comm.stripes().len());
+    for stripe in comm.stripes() {
+        stripe.worker.submit(Command::Close { number: stripe.number, done: done.clone() });
     }
+    drop(done);
+    // Ends when each has answered, or its worker ended and its links with it.
+    while closed.recv().is_ok() {}
 }
 
 /// Tells of a worker's end: its communicators cannot go on.
@@ -329,7 +358,8 @@ pub(crate) fn end_all(worker: &Worker, status: Status, text: &str) {
     let state = state();
     let connecting = state.connecting.values().map(|(_, comm)| comm);
     let comms = state.objects.values().map(|object| &object.comm).chain(connecting);
-    comms.filter(|comm| std::ptr::eq(&*comm.worker, worker)).for_each(|comm| comm.end(status, text.into()));
+    let uses = |comm: &&Arc<Comm>| comm.stripes().iter().any(|stripe| std::ptr::eq(&*stripe.worker, worker));
+    comms.filter(uses).for_each(|comm| comm.end(status, text.into()));
 }
 
 /// Has every I/O thread tell the other ends of its links.

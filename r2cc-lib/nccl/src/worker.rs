@@ -25,9 +25,9 @@ use driver::Driver;
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Wait for the sender of an incoming link.
-    Expect { comm: Arc<Comm>, name: LinkName, key: Key },
+    Expect { comm: Arc<Comm>, number: usize, name: LinkName, key: Key },
     /// Connect an outgoing link.
-    Open { comm: Arc<Comm>, name: LinkName, key: Key, pairs: Vec<PairOfNics> },
+    Open { comm: Arc<Comm>, number: usize, name: LinkName, key: Key, pairs: Vec<PairOfNics> },
     /// Send from this memory; it stays as it is until the request is done or the link closed.
     Send { number: usize, slot: u8, memory: Memory },
     /// Receive into this memory, under the same terms.
@@ -58,7 +58,7 @@ struct Inbox {
 #[derive(Debug)]
 pub(crate) struct Worker {
     inbox: Mutex<Inbox>,
-    /// Communicators that send and that receive.
+    /// Links that send and that receive.
     loads: [AtomicUsize; 2],
     /// The thread is in, or on its way into, its wait.
     sleeping: AtomicBool,
@@ -102,7 +102,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// A communicator of this side begins to use the thread (true), or ends.
+    /// A link of this side begins to use the thread (true), or ends.
     pub(crate) fn count(&self, side: Side, begins: bool) {
         let load = &self.loads[side as usize];
         if begins {
@@ -112,7 +112,7 @@ impl Worker {
         };
     }
 
-    /// What a communicator of this side would find: those of its own side, and all.
+    /// What a link of this side would find: those of its own side, and all.
     pub(crate) fn load(&self, side: Side) -> (usize, usize) {
         let [send, recv] = self.loads.each_ref().map(|load| load.load(Ordering::Relaxed));
         (if side == Side::Send { send } else { recv }, send + recv)

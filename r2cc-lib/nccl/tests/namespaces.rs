@@ -87,13 +87,27 @@ fn every_version_moves_every_byte_and_leaves_nothing_behind_when_unloaded_and_lo
 
 #[test]
 fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
+    a_nic_dies_and_comes_back(1);
+}
+
+#[test]
+fn a_nic_dies_among_messages_that_take_turns_on_two_links() {
+    a_nic_dies_and_comes_back(2);
+}
+
+fn a_nic_dies_and_comes_back(stripes: usize) {
     let cluster = cluster(Some(1_000_000_000));
-    let folder = std::env::temp_dir().join(format!("r2cc-nccl-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("r2cc-nccl-{}-{stripes}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let events = folder.join("events-%p.jsonl");
     let script = with(script(11), json!({"messages": 3000}));
     let sockets = folder.join("status-%p");
-    let variables = [("R2CC_EVENTS", events.to_str().unwrap()), ("R2CC_STATUS", sockets.to_str().unwrap())];
+    let number = stripes.to_string();
+    let variables = [
+        ("R2CC_EVENTS", events.to_str().unwrap()),
+        ("R2CC_STATUS", sockets.to_str().unwrap()),
+        ("R2CC_STRIPES", &number),
+    ];
     let mut hosts = pair(&cluster, [&script, &script], &variables);
     while progress(&mut hosts[0]) < 64 {}
     let (mut injector, id) = cut(&cluster, &["mlx5_2"]);
@@ -126,7 +140,10 @@ fn a_nic_dies_among_messages_and_comes_back_and_no_byte_is_wrong() {
     let candidates = json!({"kind": "one-of", "candidates": ["node-1/mlx5_2", "node-2/mlx5_2"]});
     assert_eq!(views.first().unwrap()[0]["component"], candidates, "{views:?}");
     let totals: Vec<&Value> = lines.iter().filter(|l| l["event"] == "totals").collect();
-    assert!(totals.len() == 2 && totals.iter().all(|t| t["payload_bytes"].as_u64().unwrap() > 0), "{totals:?}");
+    assert!(
+        totals.len() == 2 * stripes && totals.iter().all(|t| t["payload_bytes"].as_u64().unwrap() > 0),
+        "{totals:?}"
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -187,15 +187,15 @@ impl Driver {
 
     fn handle_command(&mut self, at: Time, command: Command) {
         match command {
-            Command::Expect { comm, name, key } => {
-                let outcome = self.links.add_incoming(comm.number, name, key);
-                self.enter(&comm, 0, outcome.map_err(|error| error.to_string()));
+            Command::Expect { comm, number, name, key } => {
+                let outcome = self.links.add_incoming(number, name, key);
+                self.enter(&comm, number, 0, outcome.map_err(|error| error.to_string()));
             }
-            Command::Open { comm, name, key, pairs } => {
+            Command::Open { comm, number, name, key, pairs } => {
                 let paths = pairs.len();
-                let outcome = self.links.add_outgoing(at, comm.number, name, key, pairs);
-                self.enter(&comm, paths, outcome.map_err(|error| error.to_string()));
-                events::write(at, "open", &json!({"link": comm.number, "paths": paths}));
+                let outcome = self.links.add_outgoing(at, number, name, key, pairs);
+                self.enter(&comm, number, paths, outcome.map_err(|error| error.to_string()));
+                events::write(at, "open", &json!({"link": number, "paths": paths}));
             }
             Command::Send { number, slot, memory } => {
                 self.post(number, slot, memory.bytes, |links| {
@@ -224,7 +224,7 @@ impl Driver {
         }
     }
 
-    fn enter(&mut self, comm: &Arc<Comm>, paths: usize, outcome: Result<(), String>) {
+    fn enter(&mut self, comm: &Arc<Comm>, number: usize, paths: usize, outcome: Result<(), String>) {
         if let Err(text) = outcome {
             comm.end(Status::InternalError, text);
         }
@@ -242,7 +242,7 @@ impl Driver {
             paths,
             failures: BTreeMap::new(),
         };
-        self.entries.insert(comm.number, entry);
+        self.entries.insert(number, entry);
     }
 
     fn post<E>(&mut self, number: usize, slot: u8, bytes: usize, post: impl FnOnce(&mut Links) -> Result<u64, E>) {
@@ -282,7 +282,7 @@ impl Driver {
             LinkEvent::Received { peer, message, bytes } => self.finish(peer, message.0, Some(bytes)),
             LinkEvent::Joined { peer } => {
                 let Some(entry) = self.entries.get(&peer) else { return };
-                entry.comm.set_usable();
+                entry.comm.set_usable(peer);
                 let nics = self.nics.iter().map(|nic| nic.name.clone()).collect();
                 let here = Notice::Here { rank: events::rank(), node: self.node.clone(), nics };
                 self.tell(Side::Recv, peer, &here);
@@ -349,7 +349,7 @@ impl Driver {
             return;
         }
         if t.to == PathState::Live {
-            entry.comm.set_usable();
+            entry.comm.set_usable(number);
         }
         let to = pair.to.ip();
         let peer_nic = entry.peer_nic(pair);
