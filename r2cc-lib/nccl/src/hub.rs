@@ -19,11 +19,10 @@ use crate::nics::{self, NicError, Wishes};
 use crate::worker::{Command, Worker};
 use crate::{events, log};
 
-/// I/O threads of a process; `R2CC_IO_THREADS` sets another number. By default three for every eight processors, within
-/// these bounds: on 16 processors that three ranks share, six each have measured best.
-const WORKERS_OF_PROCESSORS: (usize, usize) = (3, 8);
-const WORKERS: std::ops::RangeInclusive<usize> = 2..=8;
-const WORKERS_MAX: usize = 16;
+/// I/O threads of a process; `R2CC_IO_THREADS` sets another number. By default one for every two processors, within
+/// these bounds: a thread for each link measures best, and those that wait cost nothing.
+const PROCESSORS_OF_WORKER: usize = 2;
+const WORKERS: std::ops::RangeInclusive<usize> = 2..=16;
 /// With so many processors, a communicator has more than one stripe; `R2CC_STRIPES` sets their number.
 const STRIPED_PROCESSORS: usize = 8;
 
@@ -208,11 +207,8 @@ fn with_workers<T>(
 ) -> Result<T, Status> {
     let device = device()?;
     let most = match number("R2CC_IO_THREADS") {
-        Some(asked) => (asked as usize).clamp(1, WORKERS_MAX),
-        None => {
-            let (threads, of_processors) = WORKERS_OF_PROCESSORS;
-            (processors() * threads / of_processors).clamp(*WORKERS.start(), *WORKERS.end())
-        }
+        Some(asked) => (asked as usize).clamp(1, *WORKERS.end()),
+        None => (processors() / PROCESSORS_OF_WORKER).clamp(*WORKERS.start(), *WORKERS.end()),
     };
     // A worker that has nothing to do ends; one made here has not had time to.
     for _ in 0..8 {

@@ -146,8 +146,8 @@ impl Driver {
             let idle = count == 0 && commands.is_empty();
             commands.drain(..).for_each(|command| self.handle_command(at, command));
             if idle && !ticked {
-                // Nothing has come that anything could follow from.
-                std::hint::spin_loop();
+                // Nothing has come that anything could follow from. Whoever is to bring it may want this processor.
+                std::thread::yield_now();
                 continue;
             }
             self.settle(at);
