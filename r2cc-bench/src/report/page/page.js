@@ -65,7 +65,8 @@ function happened() {
     parts.push('; ', num(`sum:${at('/repairs/*/replayed_bytes')}`, 'm2'), ' MiB were sent again. ');
   }
   if (has('/hit_iteration')) {
-    parts.push('The iteration that was hit took ', num(at('/hit_iteration/over_millis'), 'f1'), ' ms beyond its ideal. ');
+    parts.push('The iteration that was hit took ', num(at('/hit_iteration/millis'), 'f1'), ' ms; its ideal is ',
+      num(at('/hit_iteration/ideal_millis'), 'f1'), ' ms. ');
   }
   if (has('/hang')) {
     parts.push('Iteration ', num(at('/hang/iteration/index'), 'f0'), ' never ended: nothing moved for ',
