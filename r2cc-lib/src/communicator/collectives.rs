@@ -4,14 +4,16 @@
 //! With P ranks and blocks of n elements, block b of a buffer of P n elements is elements b n to (b + 1) n. In place,
 //! as in NCCL, the smaller of a rank's two buffers is its own block of the larger one.
 
-use crate::collective::{Buffers, Collective, r2cc_collective_begin};
+use std::sync::Arc;
+
+use crate::collective::{Buffers, Collective, Prepared, r2cc_collective_begin};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::engine::Command;
 use crate::schedule::blocks::{chain_reduce, ring_all_gather, ring_reduce_scatter};
 use crate::schedule::exchange::{all_to_all, gather, scatter, shift};
 use crate::schedule::layout::Layout;
 use crate::schedule::{
-    Goal, Part, RankPlan, Schedule, Shape, doubling_all_reduce, exchange, ring_all_reduce, ring_broadcast,
+    Goal, Part, RankPlan, Schedule, Shape, exchange, ring_all_reduce, ring_broadcast, small_all_reduce,
 };
 
 use super::{Communicator, Error};
@@ -102,21 +104,28 @@ enum Memory<'a> {
 
 impl Communicator {
     /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
-    fn plan(&mut self, shape: Shape) -> RankPlan {
+    fn plan(&mut self, shape: Shape) -> Arc<Prepared> {
         let schedule = self.gate.enter();
         let Shape { elements, element_bytes, in_place, slice_elements } = shape;
         if elements * element_bytes <= SMALL_BYTES && self.is_complete {
-            return doubling_all_reduce(self.rank, self.world, elements, in_place);
+            if let Some((of, plan)) = &self.last_small
+                && *of == shape
+            {
+                return Arc::clone(plan);
+            }
+            let plan = prepared(small_all_reduce(&self.nodes, self.rank, elements, in_place));
+            self.last_small = Some((shape, Arc::clone(&plan)));
+            return plan;
         }
         match (&*schedule, &self.last) {
-            (Schedule::Ring { .. }, _) => schedule.plan(self.rank, shape),
+            (Schedule::Ring { .. }, _) => prepared(schedule.plan(self.rank, shape)),
             _ if elements * element_bytes < self.min_bytes => {
-                ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements)
+                prepared(ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements))
             }
-            (_, Some((known, of, plan))) if std::sync::Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
+            (_, Some((known, of, plan))) if Arc::ptr_eq(known, &schedule) && *of == shape => Arc::clone(plan),
             _ => {
-                let plan = schedule.plan(self.rank, shape);
-                self.last = Some((schedule, shape, plan.clone()));
+                let plan = prepared(schedule.plan(self.rank, shape));
+                self.last = Some((schedule, shape, Arc::clone(&plan)));
                 plan
             }
         }
@@ -296,7 +305,7 @@ impl Communicator {
             });
         }
         let plan = exchange(self.rank, sends, receives);
-        self.run(plan, bytes(input), bytes_mut(output), T::DTYPE, ReduceOp::Sum)
+        self.run(plan.into(), bytes(input), bytes_mut(output), T::DTYPE, ReduceOp::Sum)
     }
 
     /// Any collective on elements of a type chosen at run time; in place without an `input`, `output` then being the
@@ -347,12 +356,12 @@ impl Communicator {
         }
     }
 
-    fn plan_of(&mut self, operation: Operation, shape: Shape) -> RankPlan {
+    fn plan_of(&mut self, operation: Operation, shape: Shape) -> Arc<Prepared> {
         let (rank, world) = (self.rank, self.world);
         let Shape { elements, element_bytes, in_place, .. } = shape;
         let order = || (0..world).collect::<Vec<_>>();
-        match operation {
-            Operation::AllReduce(_) => self.plan(shape),
+        prepared(match operation {
+            Operation::AllReduce(_) => return self.plan(shape),
             Operation::AllGather => ring_all_gather(&order(), rank, shape),
             Operation::ReduceScatter(_) => ring_reduce_scatter(&order(), rank, shape),
             Operation::Broadcast { root } => ring_broadcast(rank, world, root, elements, in_place, element_bytes, None),
@@ -361,7 +370,7 @@ impl Communicator {
             Operation::Gather { root } => gather(rank, world, root, elements, in_place),
             Operation::Scatter { root } => scatter(rank, world, root, elements, in_place),
             Operation::Shift => shift(rank, world, elements),
-        }
+        })
     }
 
     /// Elements of a block, from the lengths of this rank's buffers.
@@ -456,28 +465,28 @@ impl Communicator {
     /// Runs a plan over two buffers that do not overlap.
     pub(super) fn run(
         &mut self,
-        plan: RankPlan,
+        plan: Prepared,
         input: &[u8],
         output: &mut [u8],
         dtype: DType,
         op: ReduceOp,
     ) -> Result<(), Error> {
         let small = input.len().max(output.len()) <= SMALL_BYTES;
-        self.run_at(plan, input.as_ptr(), output.as_mut_ptr(), dtype, op, small)
+        self.run_at(Arc::new(plan), input.as_ptr(), output.as_mut_ptr(), dtype, op, small)
     }
 
     /// Runs a plan made for what lies at `input` and `output`, which the caller keeps borrowed until this returns.
     /// What is `small` is worth polling for.
     fn run_at(
         &mut self,
-        plan: RankPlan,
+        plan: Arc<Prepared>,
         input: *const u8,
         output: *mut u8,
         dtype: DType,
         op: ReduceOp,
         small: bool,
     ) -> Result<(), Error> {
-        let words = (plan.scratch_elements * dtype.size_bytes()).div_ceil(size_of::<u64>());
+        let words = (plan.plan.scratch_elements * dtype.size_bytes()).div_ceil(size_of::<u64>());
         if self.scratch.len() < words {
             self.scratch.resize(words, 0);
         }
@@ -486,6 +495,10 @@ impl Communicator {
         let command = |answer| Command::Run { plan, buffers, dtype, op, answer };
         if small { self.driving.call(command) } else { self.ask(command)? }
     }
+}
+
+fn prepared(plan: RankPlan) -> Arc<Prepared> {
+    Arc::new(plan.into())
 }
 
 fn bytes<T: Element>(elements: &[T]) -> &[u8] {
