@@ -96,8 +96,10 @@ struct LaneEnd {
     acked: u64,
     /// Bytes of the chunks that are taken and not acknowledged.
     owed_bytes: u64,
-    /// Their acknowledgement waits no longer.
+    /// They are to be acknowledged, at the latest with the next chunk if that is on its way already.
     ack_due: bool,
+    /// Their acknowledgement waits no longer.
+    ack_now: bool,
     granted: u64,
     streaming: Option<(Chunk, bool)>,
     pongs: VecDeque<u64>,
@@ -115,6 +117,8 @@ struct Alarm {
     stall: StallDetector,
 }
 
+/// Chunks of a stream that are acknowledged together; a sender's window holds twice as many.
+const CHUNKS_AN_ACK: u64 = 2;
 /// Pings of one lane that wait for their answer; more are dropped.
 const PONGS_MAX: usize = 16;
 
@@ -232,6 +236,7 @@ impl Receiver {
             acked: 0,
             owed_bytes: 0,
             ack_due: false,
+            ack_now: false,
             granted: 0,
             streaming: None,
             pongs: VecDeque::new(),
@@ -334,7 +339,7 @@ impl Receiver {
             !arrival.complete && (!arrival.ledger.has(&chunk)? || planted!(self.tuning, AcceptDuplicate))
         };
         if planted!(self.tuning, AckEarly) {
-            (end.taken, end.ack_due) = (end.taken + 1, true);
+            (end.taken, end.ack_now) = (end.taken + 1, true);
         }
         end.streaming = Some((chunk, wanted));
         Ok(if wanted { Admission::Wanted(chunk) } else { Admission::Duplicate(chunk) })
@@ -363,6 +368,7 @@ impl Receiver {
         let first = arrival.ledger.land(&chunk)?;
         arrival.complete = arrival.ledger.is_complete(chunk.message_bytes);
         let message_complete = first && arrival.complete;
+        end.ack_now |= message_complete && end.ack_due;
         if !first {
             self.duplicates += 1;
         }
@@ -392,8 +398,10 @@ impl Receiver {
             }
             return Some(Frame::Grant { messages: granted });
         }
-        if end.acked < end.taken && (end.ack_due || end.taken - end.acked > patience) {
-            (end.acked, end.owed_bytes, end.ack_due) = (end.taken, 0, false);
+        let owed = end.taken - end.acked;
+        let due = end.ack_due && (end.streaming.is_none() || owed >= CHUNKS_AN_ACK);
+        if owed > 0 && (due || end.ack_now || owed > patience.max(CHUNKS_AN_ACK)) {
+            (end.acked, end.owed_bytes, end.ack_due, end.ack_now) = (end.taken, 0, false, false);
             return Some(Frame::Ack { path: lane.path, generation: lane.generation, chunks: end.taken });
         }
         None
@@ -433,7 +441,7 @@ impl Receiver {
         if late > Time::ZERO {
             self.lanes.values_mut().for_each(|end| end.stall.handle_late_by(late));
         }
-        self.lanes.values_mut().for_each(|end| end.ack_due |= end.acked < end.taken);
+        self.lanes.values_mut().for_each(|end| end.ack_now |= end.acked < end.taken);
         if !self.is_dark() {
             (self.dark_since, self.dark_late, self.dead_told) = (None, Time::ZERO, false);
             return;
