@@ -12,6 +12,9 @@ use super::handshake::{Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, WELCOM
 use super::socket::{self, KernelProgress};
 use crate::repair::{Chunk, DeliveryRate, Frame, HEADER_BYTES, Lane, LaneProgress, Time};
 
+/// A body of which more than this is missing wakes its reader once so much more has come, or all of it, and not for
+/// every segment. No more, so that the bytes are still in the processor's caches and the kernel has room for them.
+const WAKE_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=60 << 10;
 /// Least time between two acknowledgements that the kernel is told to send.
 const ACKNOWLEDGE_TIME: Time = Time::from_millis(2);
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
@@ -78,6 +81,8 @@ pub(super) struct Connection {
     pub(super) wants_write: bool,
     /// What the kernel was told to hold at most.
     outstanding_bound: u64,
+    /// Bytes that have to be there before the socket counts as readable.
+    wakes_at: usize,
     /// When the kernel was last told to acknowledge at once.
     acknowledged_at: Time,
     /// Small frames have come since then.
@@ -121,6 +126,7 @@ impl Connection {
             unsettled: false,
             wants_write: false,
             outstanding_bound: 0,
+            wakes_at: 1,
             acknowledged_at: Time::ZERO,
             owes_ack: false,
         }
@@ -213,6 +219,27 @@ impl Connection {
         header.copy_from_slice(&self.ahead[self.ahead_start..self.ahead_start + HEADER_BYTES]);
         self.ahead_start += HEADER_BYTES;
         Frame::decode(&header).map(Progress::Header).map_err(io::Error::other)
+    }
+
+    /// Bytes of the payload that is being read which have not been read.
+    fn missing(&self) -> usize {
+        if matches!(self.body, Body::None) { 0 } else { self.body_len - self.body_read }
+    }
+
+    /// Whether what has been read ahead completes nothing.
+    pub(super) fn needs_more(&self) -> bool {
+        let next = if matches!(self.body, Body::None) { HEADER_BYTES } else { self.missing() };
+        self.ahead_end - self.ahead_start < next
+    }
+
+    /// The socket is left for now: says when it is to be read again.
+    pub(super) fn end_turn(&mut self) {
+        let missing = self.missing();
+        let wakes_at = if missing > *WAKE_BYTES.start() { missing.min(*WAKE_BYTES.end()) } else { 1 };
+        if wakes_at != self.wakes_at {
+            self.wakes_at = wakes_at;
+            socket::wake_at(&self.socket, wakes_at);
+        }
     }
 
     /// A payload of `len` bytes follows the header just read.

@@ -223,6 +223,10 @@ struct Link {
     early: BTreeMap<u64, Early>,
     /// Connections by lane, from the moment they are asked for or accepted.
     lanes: BTreeMap<Lane, u64>,
+    /// The connection that the last chunk came on.
+    recent: Option<u64>,
+    /// Listed in [`Links::awaited`].
+    awaited: bool,
     left: bool,
     dirty: bool,
     /// Sends on a NIC only what the links that do not yield leave of it.
@@ -232,7 +236,8 @@ struct Link {
 impl Link {
     fn new(peer: usize, name: LinkName, key: Key, pairs: BTreeMap<PathId, PairOfNics>, end: End) -> Self {
         let (early, lanes) = (BTreeMap::new(), BTreeMap::new());
-        Self { peer, name, key, pairs, end, early, lanes, left: false, dirty: true, yields: false }
+        let (left, dirty, yields) = (false, true, false);
+        Self { peer, name, key, pairs, end, early, lanes, recent: None, awaited: false, left, dirty, yields }
     }
 }
 
@@ -262,7 +267,7 @@ pub struct Links {
     tuning: Arc<Tuning>,
     epoll: Arc<Epoll>,
     listeners: Vec<Socket>,
-    connections: HashMap<u64, Connection>,
+    connections: HashMap<u64, Box<Connection>>,
     next_id: u64,
     pending: usize,
     /// Slots; one whose link was closed is used again.
@@ -271,6 +276,8 @@ pub struct Links {
     send_to: BTreeMap<usize, usize>,
     recv_from: BTreeMap<usize, usize>,
     incoming: BTreeMap<LinkName, usize>,
+    /// Incoming links on which receives have been posted, and may have landed since.
+    awaited: Vec<usize>,
     events: VecDeque<LinkEvent>,
     damage: Option<Damage>,
     refused: u64,
@@ -299,6 +306,7 @@ impl Links {
             send_to: BTreeMap::new(),
             recv_from: BTreeMap::new(),
             incoming: BTreeMap::new(),
+            awaited: Vec::new(),
             events: VecDeque::new(),
             damage: None,
             refused: 0,
@@ -376,6 +384,7 @@ impl Links {
         let Some(at) = known.remove(&peer) else { return };
         if side == Side::Recv {
             self.incoming.remove(&self.links[at].name);
+            self.awaited.retain(|awaited| *awaited != at);
         }
         self.retire(at);
         self.vacant.push(at);
@@ -625,6 +634,24 @@ impl Links {
             self.links[link].dirty = true;
         }
         self.read(now, index);
+    }
+
+    /// Reads where the next messages are likely to come, which costs less than to ask which sockets are ready: on the
+    /// connections that brought the last ones of the links on which receives are posted. Whether anything came.
+    pub fn look(&mut self, now: Time) -> bool {
+        let (mut any, mut next) = (false, 0);
+        while let Some(&at) = self.awaited.get(next) {
+            if !matches!(&self.links[at].end, End::Recv(receiver, _) if receiver.is_busy()) {
+                self.links[at].awaited = false;
+                self.awaited.swap_remove(next);
+                continue;
+            }
+            if let Some(id) = self.links[at].recent {
+                any |= self.read(now, id);
+            }
+            next += 1;
+        }
+        any
     }
 
     /// Next event.
