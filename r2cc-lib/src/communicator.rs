@@ -16,6 +16,7 @@
 //! ```
 
 mod collectives;
+mod planning;
 
 pub use collectives::Operation;
 

@@ -1,5 +1,5 @@
 //! The collectives of a [`Communicator`]: typed methods, and [`Communicator::perform`] for whoever chooses operation
-//! and element type at run time. Owns the check of arguments and the choice of the plan.
+//! and element type at run time. Owns the check of arguments.
 //!
 //! With P ranks and blocks of n elements, block b of a buffer of P n elements is elements b n to (b + 1) n. In place,
 //! as in NCCL, the smaller of a rank's two buffers is its own block of the larger one.
@@ -9,12 +9,8 @@ use std::sync::Arc;
 use crate::collective::{Buffers, Collective, Prepared, r2cc_collective_begin};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::engine::Command;
-use crate::schedule::blocks::{chain_reduce, ring_all_gather, ring_reduce_scatter};
-use crate::schedule::exchange::{all_to_all, gather, scatter, shift};
 use crate::schedule::layout::Layout;
-use crate::schedule::{
-    Goal, Part, RankPlan, Schedule, Shape, exchange, ring_all_reduce, ring_broadcast, small_all_reduce,
-};
+use crate::schedule::{Goal, Part, Shape, exchange};
 
 use super::{Communicator, Error};
 
@@ -103,34 +99,6 @@ enum Memory<'a> {
 }
 
 impl Communicator {
-    /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
-    fn plan(&mut self, shape: Shape) -> Arc<Prepared> {
-        let schedule = self.gate.enter();
-        let Shape { elements, element_bytes, in_place, slice_elements } = shape;
-        if elements * element_bytes <= SMALL_BYTES && self.is_complete {
-            if let Some((of, plan)) = &self.last_small
-                && *of == shape
-            {
-                return Arc::clone(plan);
-            }
-            let plan = prepared(small_all_reduce(&self.nodes, self.rank, elements, in_place));
-            self.last_small = Some((shape, Arc::clone(&plan)));
-            return plan;
-        }
-        match (&*schedule, &self.last) {
-            (Schedule::Ring { .. }, _) => prepared(schedule.plan(self.rank, shape)),
-            _ if elements * element_bytes < self.min_bytes => {
-                prepared(ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements))
-            }
-            (_, Some((known, of, plan))) if Arc::ptr_eq(known, &schedule) && *of == shape => Arc::clone(plan),
-            _ => {
-                let plan = prepared(schedule.plan(self.rank, shape));
-                self.last = Some((schedule, shape, Arc::clone(&plan)));
-                plan
-            }
-        }
-    }
-
     /// `output[i] = op over all ranks of input[i]`; both have the same length on every rank.
     ///
     /// # Errors
@@ -356,23 +324,6 @@ impl Communicator {
         }
     }
 
-    fn plan_of(&mut self, operation: Operation, shape: Shape) -> Arc<Prepared> {
-        let (rank, world) = (self.rank, self.world);
-        let Shape { elements, element_bytes, in_place, .. } = shape;
-        let order = || (0..world).collect::<Vec<_>>();
-        prepared(match operation {
-            Operation::AllReduce(_) => return self.plan(shape),
-            Operation::AllGather => ring_all_gather(&order(), rank, shape),
-            Operation::ReduceScatter(_) => ring_reduce_scatter(&order(), rank, shape),
-            Operation::Broadcast { root } => ring_broadcast(rank, world, root, elements, in_place, element_bytes, None),
-            Operation::Reduce { root, .. } => chain_reduce(&order(), rank, root, shape),
-            Operation::AllToAll => all_to_all(rank, world, elements),
-            Operation::Gather { root } => gather(rank, world, root, elements, in_place),
-            Operation::Scatter { root } => scatter(rank, world, root, elements, in_place),
-            Operation::Shift => shift(rank, world, elements),
-        })
-    }
-
     /// Elements of a block, from the lengths of this rank's buffers.
     fn block(&self, goal: Goal, dtype: DType, memory: &Memory<'_>) -> Result<usize, Error> {
         // What one element a block needs says how many blocks each buffer has.
@@ -495,10 +446,6 @@ impl Communicator {
         let command = |answer| Command::Run { plan, buffers, dtype, op, answer };
         if small { self.driving.call(command) } else { self.ask(command)? }
     }
-}
-
-fn prepared(plan: RankPlan) -> Arc<Prepared> {
-    Arc::new(plan.into())
 }
 
 fn bytes<T: Element>(elements: &[T]) -> &[u8] {

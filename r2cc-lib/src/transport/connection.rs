@@ -15,6 +15,9 @@ use crate::repair::{Chunk, DeliveryRate, Frame, HEADER_BYTES, Lane, LaneProgress
 /// A body of which more than this is missing wakes its reader once so much more has come, or all of it, and not for
 /// every segment. No more, so that the bytes are still in the processor's caches and the kernel has room for them.
 const WAKE_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=60 << 10;
+/// A chunk of at most so many bytes travels by itself. The kernel would put those of a slow NIC together into segments of
+/// 64 KiB, which a queue that holds 10 ms of that NIC's bytes drops, and of which nothing is heard until all is through.
+const ALONE_BYTES: usize = 32 << 10;
 /// Least time between two acknowledgements that the kernel is told to send.
 const ACKNOWLEDGE_TIME: Time = Time::from_millis(2);
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
@@ -75,6 +78,8 @@ pub(super) struct Connection {
     out: Vec<u8>,
     out_written: usize,
     payload: Option<Outgoing>,
+    /// Nothing that is written later joins the segment of what is queued.
+    alone: bool,
     pub(super) gossip: VecDeque<Arc<[u8]>>,
     /// Bytes were written since the kernel last said that nothing is outstanding.
     pub(super) unsettled: bool,
@@ -122,6 +127,7 @@ impl Connection {
             out: Vec::new(),
             out_written: 0,
             payload: None,
+            alone: false,
             gossip: VecDeque::new(),
             unsettled: false,
             wants_write: false,
@@ -275,6 +281,7 @@ impl Connection {
     pub(super) fn queue_frame(&mut self, frame: Frame, payload: Option<&[u8]>) {
         self.queue(&frame.encode());
         self.payload = payload.map(|p| Outgoing { ptr: p.as_ptr(), len: p.len() });
+        self.alone = payload.is_some_and(|p| p.len() <= ALONE_BYTES);
     }
 
     /// Whether another frame may be queued: none is half written, and not much is waiting.
@@ -304,7 +311,8 @@ impl Connection {
             };
             let slices = [IoSlice::new(&self.out[self.out_written..]), IoSlice::new(payload)];
             let message = MsgHdr::new().with_buffers(&slices);
-            let mut written = match self.socket.sendmsg(&message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) {
+            let alone = if self.alone { libc::MSG_EOR } else { 0 };
+            let mut written = match self.socket.sendmsg(&message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | alone) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),

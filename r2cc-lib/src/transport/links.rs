@@ -636,24 +636,6 @@ impl Links {
         self.read(now, index);
     }
 
-    /// Reads where the next messages are likely to come, which costs less than to ask which sockets are ready: on the
-    /// connections that brought the last ones of the links on which receives are posted. Whether anything came.
-    pub fn look(&mut self, now: Time) -> bool {
-        let (mut any, mut next) = (false, 0);
-        while let Some(&at) = self.awaited.get(next) {
-            if !matches!(&self.links[at].end, End::Recv(receiver, _) if receiver.is_busy()) {
-                self.links[at].awaited = false;
-                self.awaited.swap_remove(next);
-                continue;
-            }
-            if let Some(id) = self.links[at].recent {
-                any |= self.read(now, id);
-            }
-            next += 1;
-        }
-        any
-    }
-
     /// Next event.
     pub fn poll_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()

@@ -150,8 +150,8 @@ fn lanes_on_which_nothing_of_ours_arrives_are_no_lanes() {
 fn the_acknowledgement_of_a_chunk_waits_for_one_more_that_is_on_its_way_or_for_the_clock() {
     let mut r = receiver(&[lane(0, 1)], 1);
     while r.poll_frame(lane(0, 1)).is_some() {}
-    let chunk = |i| Chunk { message: 0, offset: i * 4096, len: 4096, message_bytes: 64 << 10 };
-    let lands_before_the_next = |r: &mut Receiver, i| {
+    let chunk = |i: u64| Chunk { message: 0, offset: i * 4096, len: 4096, message_bytes: 64 << 10 };
+    let lands_before_the_next = |r: &mut Receiver, i: u64| {
         r.land(lane(0, 1)).unwrap();
         r.admit(lane(0, 1), chunk(i + 1)).unwrap();
         r.poll_frame(lane(0, 1))
