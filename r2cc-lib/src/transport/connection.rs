@@ -83,7 +83,10 @@ pub(super) struct Connection {
     pub(super) gossip: VecDeque<Arc<[u8]>>,
     /// Bytes were written since the kernel last said that nothing is outstanding.
     pub(super) unsettled: bool,
+    /// The kernel tells when it has room.
     pub(super) wants_write: bool,
+    /// It had none when it was last asked, and has not told of any since.
+    pub(super) full: bool,
     /// What the kernel was told to hold at most.
     outstanding_bound: u64,
     /// Bytes that have to be there before the socket counts as readable.
@@ -131,6 +134,7 @@ impl Connection {
             gossip: VecDeque::new(),
             unsettled: false,
             wants_write: false,
+            full: false,
             outstanding_bound: 0,
             wakes_at: 1,
             acknowledged_at: Time::ZERO,

@@ -630,7 +630,11 @@ impl Links {
             self.accept(now, index as usize);
             return;
         }
-        if writable && let Some(link) = self.connections.get(&index).and_then(|c| c.link) {
+        if writable
+            && let Some(c) = self.connections.get_mut(&index)
+            && let Some(link) = c.link
+        {
+            c.full = false;
             self.links[link].dirty = true;
         }
         self.read(now, index);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -92,9 +92,8 @@ impl Sending {
     /// Sees to it that what was posted is sent.
     pub(super) fn flush(&mut self) {
         let Some(bytes) = self.fresh_bytes.take() else { return };
-        let free = if bytes <= SMALL_BYTES { self.shared.links.try_lock() } else { Err(TryLockError::WouldBlock) };
-        match free {
-            Ok(mut links) => {
+        match self.shared.take_turn(bytes) {
+            Some(mut links) => {
                 self.shared.drive(&mut links, now());
                 drop(links);
                 // What is on its way now has deadlines.
@@ -102,7 +101,7 @@ impl Sending {
                     self.shared.wake();
                 }
             }
-            Err(_) => self.shared.wake(),
+            None => self.shared.wake(),
         }
     }
 
@@ -195,6 +194,18 @@ impl Shared {
             }
         }
         self.drive(links, at)
+    }
+
+    /// The links for the engine to send so many bytes itself, unless the thread is better at it.
+    fn take_turn(&self, bytes: usize) -> Option<MutexGuard<'_, Links>> {
+        if bytes > SMALL_BYTES {
+            return None;
+        }
+        match self.links.try_lock() {
+            Ok(links) => Some(links),
+            // A thread that is held only keeps the time, and is through before it could be woken again.
+            Err(_) => self.valve.is_held().then(|| lock(&self.links)),
+        }
     }
 
     /// Posts what waits, writes what can be written and hands on the events; whether there were any.
