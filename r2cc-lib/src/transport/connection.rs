@@ -20,6 +20,8 @@ const WAKE_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=60 << 10;
 const ALONE_BYTES: usize = 32 << 10;
 /// Least time between two acknowledgements that the kernel is told to send.
 const ACKNOWLEDGE_TIME: Time = Time::from_millis(2);
+/// The same while bytes of ours wait to be written, whose segments acknowledge what has come.
+const ACKNOWLEDGE_TIME_BUSY: Time = Time::from_millis(20);
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
 const GOSSIP_MAX: usize = 256;
 
@@ -145,7 +147,8 @@ impl Connection {
     /// Small frames have been read, and the other side takes silence for a stall. Where they come one after the
     /// other, one acknowledgement in a while is enough: if `owes_ack` is set, this is due again at the next tick.
     pub(super) fn acknowledge(&mut self, now: Time) {
-        self.owes_ack = now.saturating_sub(self.acknowledged_at) < ACKNOWLEDGE_TIME;
+        let least = if self.has_pending() { ACKNOWLEDGE_TIME_BUSY } else { ACKNOWLEDGE_TIME };
+        self.owes_ack = now.saturating_sub(self.acknowledged_at) < least;
         if !self.owes_ack {
             self.acknowledged_at = now;
             socket::acknowledge_now(&self.socket);
