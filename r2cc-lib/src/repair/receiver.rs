@@ -96,8 +96,10 @@ struct LaneEnd {
     acked: u64,
     /// Bytes of the chunks that are taken and not acknowledged.
     owed_bytes: u64,
-    /// They are to be acknowledged, at the latest with the next chunk if that is on its way already.
+    /// They are to be acknowledged, at the latest with the next chunk if that is of the same message and on its way.
     ack_due: bool,
+    /// The message of the last of them.
+    owed_message: u64,
     /// Their acknowledgement waits no longer.
     ack_now: bool,
     granted: u64,
@@ -236,6 +238,7 @@ impl Receiver {
             acked: 0,
             owed_bytes: 0,
             ack_due: false,
+            owed_message: 0,
             ack_now: false,
             granted: 0,
             streaming: None,
@@ -355,7 +358,7 @@ impl Receiver {
         if !planted!(self.tuning, AckEarly) {
             end.taken += 1;
         }
-        end.owed_bytes += u64::from(chunk.len);
+        (end.owed_bytes, end.owed_message) = (end.owed_bytes + u64::from(chunk.len), chunk.message);
         // What is owed must not fill the window of a path that has just been readmitted.
         end.ack_due |= !self.tuning.is_early(chunk.message_bytes) || end.owed_bytes > self.tuning.early_bytes / 2;
         let at = chunk.message.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
@@ -399,7 +402,8 @@ impl Receiver {
             return Some(Frame::Grant { messages: granted });
         }
         let owed = end.taken - end.acked;
-        let due = end.ack_due && (end.streaming.is_none() || owed >= CHUNKS_AN_ACK);
+        let more = end.streaming.is_some_and(|(next, _)| next.message == end.owed_message);
+        let due = end.ack_due && (!more || owed >= CHUNKS_AN_ACK);
         if owed > 0 && (due || end.ack_now || owed > patience.max(CHUNKS_AN_ACK)) {
             (end.acked, end.owed_bytes, end.ack_due, end.ack_now) = (end.taken, 0, false, false);
             return Some(Frame::Ack { path: lane.path, generation: lane.generation, chunks: end.taken });
