@@ -16,6 +16,7 @@
 //! ```
 
 mod collectives;
+mod planning;
 
 pub use collectives::Operation;
 
@@ -30,14 +31,15 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::collective::Prepared;
 use crate::control::{EventLog, Failure, Gate, NicWatch, RendezvousError, join};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::{Command, Driving, Engine, State, Status};
 use crate::planner::Planner;
 use crate::repair::Tuning;
-use crate::schedule::{RankPlan, Schedule, Shape, barrier};
+use crate::schedule::{Schedule, Shape, barrier};
 use crate::settings::{Settings, SettingsError};
-use crate::topology::{Member, TopologyError, is_complete, local_nics};
+use crate::topology::{Member, TopologyError, by_node, is_complete, local_nics};
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
 /// A communicator could not be made, or a collective could not be finished.
@@ -239,7 +241,7 @@ impl Builder {
         let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
         let mut links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
         links.avoid(planner.declared_nics());
-        let is_complete = is_complete(&roster);
+        let (is_complete, nodes) = (is_complete(&roster), by_node(&roster));
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,
@@ -275,6 +277,8 @@ impl Builder {
             gate,
             min_bytes,
             last: None,
+            last_small: None,
+            nodes,
             scratch: Vec::new(),
         };
         communicator.connect(streams, self.join_bound)?;
@@ -299,7 +303,11 @@ pub struct Communicator {
     gate: Arc<Gate<Schedule>>,
     min_bytes: usize,
     /// The plan of the last AllReduce that took a schedule of many plans, and what it was made for.
-    last: Option<(Arc<Schedule>, Shape, RankPlan)>,
+    last: Option<(Arc<Schedule>, Shape, Arc<Prepared>)>,
+    /// The plan of the last small AllReduce, and what it was made for.
+    last_small: Option<(Shape, Arc<Prepared>)>,
+    /// The ranks of each node.
+    nodes: Vec<Vec<usize>>,
     /// Room for partial results; grows to what the largest plan asked for.
     scratch: Vec<u64>,
 }
@@ -350,7 +358,7 @@ impl Communicator {
     /// If the communicator has failed.
     pub fn barrier(&mut self) -> Result<(), Error> {
         let plan = barrier(self.rank, self.world);
-        self.run(plan, &[], &mut [], DType::F32, ReduceOp::Sum)
+        self.run(plan.into(), &[], &mut [], DType::F32, ReduceOp::Sum)
     }
 
     /// A self-test of whoever checks results: damages one received element of the next collective.

@@ -17,7 +17,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::eventfd::EventFd;
 use serde_json::json;
 
-use crate::collective::{Buffers, Execution};
+use crate::collective::{Buffers, Execution, Prepared};
 use crate::communicator::Error;
 use crate::control::{
     EventLog, Failure, FaultView, Gate, Gossip, Mesh, MeshEvent, NicWatch, PathFact, PathHealth, Statement, Switch,
@@ -26,7 +26,7 @@ use crate::dtype::{DType, ReduceOp};
 use crate::pace::PaceWatch;
 use crate::planner::Planner;
 use crate::repair::{PathState, Time, Totals, Transition};
-use crate::schedule::{Class, RankPlan, Schedule};
+use crate::schedule::{Class, Schedule};
 use crate::status::LastTransition;
 use crate::topology::{Member, PairOfNics};
 use crate::transport::{Corruption, IDLE_TICK, LinkEvent, LinkStatus, Links, RankLinks, Stream, TICK, now};
@@ -55,7 +55,7 @@ type Answer = SyncSender<Result<(), Error>>;
 /// A request of the calling thread.
 pub(crate) enum Command {
     /// Run a plan; the memory stays valid until the answer.
-    Run { plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, answer: Answer },
+    Run { plan: Arc<Prepared>, buffers: Buffers, dtype: DType, op: ReduceOp, answer: Answer },
     /// Open the outgoing links of these streams and answer when all their paths are in service, or at the deadline.
     Connect { streams: Vec<Stream>, deadline: Time, answer: Answer },
     /// Damage what the next plan receives.
@@ -238,7 +238,7 @@ impl Engine {
                 drop(answer.send(self.failed()));
             }
             Command::Run { plan, buffers, dtype, op, answer } => {
-                self.links.keep_to_rails(&plan.rails);
+                self.links.keep_to_rails(&plan.plan.rails);
                 let execution = Execution::new(plan, buffers, dtype, op, self.roster.len());
                 if let Some(corruption) = self.state.corruption.take() {
                     let bytes = execution.received_bytes() as f64 * corruption.position;

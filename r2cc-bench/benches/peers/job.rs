@@ -33,6 +33,8 @@ pub(crate) enum Line {
     Timed { bytes: usize, wrong: u64, nanos: Vec<u64> },
     /// One call of an endless loop.
     Called { seconds: f64, wrong: u64 },
+    /// The processor time that a process took while it called nothing, as a share of that time.
+    Idle { idle: f64 },
 }
 
 /// The calls of one size.
@@ -105,7 +107,7 @@ impl<'a> Job<'a> {
                         None => all.push(Timed { bytes, wrong, nanos, busy }),
                     }
                 }
-                Line::Called { .. } => bail!("a call of a loop that nobody asked for"),
+                Line::Called { .. } | Line::Idle { .. } => bail!("a line that nobody asked for"),
             }
         }
         ensure!(Instant::now() < until, "the processes had not ended after {most:?}");
@@ -114,6 +116,19 @@ impl<'a> Job<'a> {
             ensure!(status.success(), "a process ended with {status}");
         }
         Ok(all)
+    }
+
+    /// What each process took while it was idle.
+    pub(crate) fn idle(mut self, most: Duration) -> Result<Vec<f64>> {
+        let mut shares = Vec::new();
+        while shares.len() < self.children.len() {
+            match self.line(most)? {
+                Some((_, Line::Idle { idle })) => shares.push(idle),
+                Some(_) => bail!("a line that nobody asked for"),
+                None => bail!("no word from the idle processes for {most:?}"),
+            }
+        }
+        Ok(shares)
     }
 
     /// Whether each process has ended, and how.

@@ -17,6 +17,9 @@ const BYTES: usize = 8;
 const NODES: usize = 3;
 /// Most that our median may be of Open MPI's, with one rank a node and with two.
 const LIMITS: [(usize, f64); 2] = [(NODES, 1.5), (2 * NODES, 2.0)];
+/// Most of one processor that a rank may take while nothing is called.
+const IDLE_MOST: f64 = 0.01;
+const IDLE_S: u64 = 4;
 const JOB_MOST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
@@ -86,7 +89,15 @@ pub(crate) fn compare(options: &Options, out: Option<&Path>) -> Result<bool> {
         rows.push(Row { ranks, rounds, ratio, most });
     }
     crate::record(out, "latency.json", &rows)?;
-    Ok(rows.iter().all(|row| row.ratio <= row.most))
+    let shares = Library::Ours.start(&cluster, NODES, &Work::Idle(IDLE_S))?.idle(JOB_MOST)?;
+    let idle = shares.into_iter().fold(0.0, f64::max);
+    let verdict = if idle <= IDLE_MOST { "PASS" } else { "FAIL" };
+    let (idle_percent, most_percent) = (idle * 100.0, IDLE_MOST * 100.0);
+    writeln!(
+        text,
+        "{verdict}    idle for {IDLE_S} s: {idle_percent:.2} % of a processor a rank, at most {most_percent} %"
+    )?;
+    Ok(idle <= IDLE_MOST && rows.iter().all(|row| row.ratio <= row.most))
 }
 
 fn round(cluster: &EmulatedCluster, ranks: usize, count: usize) -> Result<Round> {

@@ -34,6 +34,8 @@ pub(crate) enum Work {
     Timed(Vec<Calls>),
     /// Calls of one size, in bytes, until the job is killed.
     Loop(usize),
+    /// Some small calls, then none for so many seconds; of this library only.
+    Idle(u64),
 }
 
 impl Work {
@@ -44,6 +46,7 @@ impl Work {
                 all.iter().map(|calls| format!("{}:{}:{}", calls.bytes, calls.warmup, calls.count)).collect()
             }
             Self::Loop(bytes) => vec!["loop".to_owned(), bytes.to_string()],
+            Self::Idle(seconds) => vec!["idle".to_owned(), seconds.to_string()],
         }
     }
 }

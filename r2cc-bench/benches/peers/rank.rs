@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::time::{ClockId, clock_gettime};
 use r2cc::transport::now;
 use r2cc::{Communicator, ReduceOp};
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,7 @@ use crate::library::Work;
 
 /// From this size on a call starts when every rank is ready; smaller ones follow each other as fast as they can.
 const BARRIER_BYTES: usize = 65_536;
+const CALLS_BEFORE_IDLE: usize = 1000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RankConfig {
@@ -39,6 +42,7 @@ pub(crate) fn run(config: &str) -> Result<()> {
     match config.work {
         Work::Timed(all) => all.into_iter().try_for_each(|calls| measure(&mut comm, calls))?,
         Work::Loop(bytes) => run_on(&mut comm, bytes)?,
+        Work::Idle(seconds) => idle(&mut comm, Duration::from_secs(seconds))?,
     }
     Ok(comm.close()?)
 }
@@ -70,6 +74,20 @@ fn measure(comm: &mut Communicator, calls: Calls) -> Result<()> {
         nanos.push((now() - start).as_nanos() as u64);
     }
     Ok(say(&Line::Timed { bytes: calls.bytes, wrong, nanos })?)
+}
+
+/// Makes calls that are polled for, then none for a while, and says what processor time that takes.
+fn idle(comm: &mut Communicator, time: Duration) -> Result<()> {
+    let mut buffer = [0.0_f32; 2];
+    for _ in 0..CALLS_BEFORE_IDLE {
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+    }
+    let busy = || clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from);
+    let before = busy()?;
+    std::thread::sleep(time);
+    let idle = (busy()? - before).as_secs_f64() / time.as_secs_f64();
+    comm.barrier()?;
+    Ok(say(&Line::Idle { idle })?)
 }
 
 fn run_on(comm: &mut Communicator, bytes: usize) -> Result<()> {

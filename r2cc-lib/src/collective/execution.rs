@@ -1,7 +1,8 @@
 //! Runs one rank's plan over the links. Posts what is ready, in list order per link and direction; a step is
 //! ready when those in its `after` are complete. Never waits.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::collective::kernel;
 use crate::dtype::{DType, ReduceOp};
@@ -20,51 +21,71 @@ pub(crate) struct Buffers {
 // SAFETY: the caller blocks until the execution is over, and the engine drops it before it answers.
 unsafe impl Send for Buffers {}
 
-/// Steps of one link and direction.
-#[derive(Debug, Default)]
+/// A plan and what follows from it, for any number of executions.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Prepared {
+    pub(crate) plan: RankPlan,
+    /// The steps that wait for each step.
+    dependents: Vec<Vec<u32>>,
+    /// The sends of each link in the order of their posting, and the receives.
+    sends: Vec<(Stream, Vec<u32>)>,
+    receives: Vec<(Stream, Vec<u32>)>,
+    copies: Vec<u32>,
+}
+
+impl From<RankPlan> for Prepared {
+    fn from(plan: RankPlan) -> Self {
+        let mut dependents = vec![Vec::new(); plan.steps.len()];
+        let (mut sends, mut receives) = (BTreeMap::<Stream, Vec<u32>>::new(), BTreeMap::<Stream, Vec<u32>>::new());
+        let mut copies = Vec::new();
+        for (i, step) in plan.steps.iter().enumerate() {
+            let i = i as u32;
+            step.after.iter().for_each(|a| dependents[*a as usize].push(i));
+            match step.action {
+                Action::Send { peer, .. } => sends.entry(Stream { peer, class: step.class }).or_default().push(i),
+                Action::Recv { peer, .. } | Action::RecvReduce { peer, .. } => {
+                    receives.entry(Stream { peer, class: step.class }).or_default().push(i);
+                }
+                Action::Copy { .. } => copies.push(i),
+            }
+        }
+        let (sends, receives) = (sends.into_iter().collect(), receives.into_iter().collect());
+        Self { plan, dependents, sends, receives, copies }
+    }
+}
+
+/// How far the steps of one link and direction are.
+#[derive(Clone, Copy, Debug, Default)]
 struct Queue {
-    waiting: VecDeque<u32>,
-    posted: BTreeMap<MessageSeq, u32>,
+    posted: usize,
+    /// Number of the first message: the others follow it, as one plan runs at a time.
+    first: u64,
 }
 
 /// A plan under way.
 #[derive(Debug)]
 pub(crate) struct Execution {
-    plan: RankPlan,
+    prepared: Arc<Prepared>,
     buffers: Buffers,
     dtype: DType,
     op: ReduceOp,
     world: usize,
     blockers: Vec<u32>,
-    dependents: Vec<Vec<u32>>,
     remaining: usize,
-    sends: BTreeMap<Stream, Queue>,
-    receives: BTreeMap<Stream, Queue>,
-    copies: VecDeque<u32>,
+    sends: Vec<Queue>,
+    receives: Vec<Queue>,
+    copies: Vec<u32>,
 }
 
 impl Execution {
-    /// Takes over `plan`; nothing is posted yet.
-    pub(crate) fn new(plan: RankPlan, buffers: Buffers, dtype: DType, op: ReduceOp, world: usize) -> Self {
-        let mut dependents = vec![Vec::new(); plan.steps.len()];
-        let (mut sends, mut receives) = (BTreeMap::<Stream, Queue>::new(), BTreeMap::<Stream, Queue>::new());
-        let mut copies = VecDeque::new();
-        for (i, step) in plan.steps.iter().enumerate() {
-            let i = i as u32;
-            step.after.iter().for_each(|a| dependents[*a as usize].push(i));
-            match step.action {
-                Action::Send { peer, .. } => {
-                    sends.entry(Stream { peer, class: step.class }).or_default().waiting.push_back(i);
-                }
-                Action::Recv { peer, .. } | Action::RecvReduce { peer, .. } => {
-                    receives.entry(Stream { peer, class: step.class }).or_default().waiting.push_back(i);
-                }
-                Action::Copy { .. } => copies.push_back(i),
-            }
-        }
-        let blockers = plan.steps.iter().map(|s| s.after.len() as u32).collect();
-        let remaining = plan.steps.len();
-        Self { plan, buffers, dtype, op, world, blockers, dependents, remaining, sends, receives, copies }
+    /// Nothing is posted yet.
+    pub(crate) fn new(prepared: Arc<Prepared>, buffers: Buffers, dtype: DType, op: ReduceOp, world: usize) -> Self {
+        let steps = &prepared.plan.steps;
+        let (blockers, remaining) = (steps.iter().map(|s| s.after.len() as u32).collect(), steps.len());
+        let queues = |streams: &[_]| vec![Queue::default(); streams.len()];
+        let (sends, receives) = (queues(&prepared.sends), queues(&prepared.receives));
+        let copies = prepared.copies.clone();
+        Self { prepared, buffers, dtype, op, world, blockers, remaining, sends, receives, copies }
     }
 
     /// Whether every step is complete.
@@ -75,6 +96,7 @@ impl Execution {
     /// Bytes that this rank receives.
     pub(crate) fn received_bytes(&self) -> u64 {
         let elements: usize = self
+            .prepared
             .plan
             .steps
             .iter()
@@ -88,23 +110,28 @@ impl Execution {
 
     /// A message has been sent for good.
     pub(crate) fn handle_sent(&mut self, stream: Stream, message: MessageSeq) {
-        if let Some(step) = self.sends.get_mut(&stream).and_then(|q| q.posted.remove(&message)) {
+        if let Some(step) = Self::step(&self.prepared.sends, &self.sends, stream, message) {
             self.complete(step);
         }
     }
 
     /// A message has landed.
     pub(crate) fn handle_received(&mut self, stream: Stream, message: MessageSeq) {
-        if let Some(step) = self.receives.get_mut(&stream).and_then(|q| q.posted.remove(&message)) {
+        if let Some(step) = Self::step(&self.prepared.receives, &self.receives, stream, message) {
             self.complete(step);
         }
     }
 
+    /// The step of this plan that a message belongs to.
+    fn step(streams: &[(Stream, Vec<u32>)], queues: &[Queue], stream: Stream, message: MessageSeq) -> Option<u32> {
+        let at = streams.binary_search_by_key(&stream, |(stream, _)| *stream).ok()?;
+        let place = usize::try_from(message.0.checked_sub(queues[at].first)?).ok()?;
+        if place < queues[at].posted { Some(streams[at].1[place]) } else { None }
+    }
+
     fn complete(&mut self, step: u32) {
         self.remaining -= 1;
-        for dependent in std::mem::take(&mut self.dependents[step as usize]) {
-            self.blockers[dependent as usize] -= 1;
-        }
+        self.prepared.dependents[step as usize].iter().for_each(|later| self.blockers[*later as usize] -= 1);
     }
 
     /// Posts everything that is ready.
@@ -113,36 +140,28 @@ impl Execution {
     /// If a peer shares no rail with this rank.
     pub(crate) fn advance(&mut self, links: &mut RankLinks) -> Result<(), LinksError> {
         while let Some(at) = self.copies.iter().position(|i| self.blockers[*i as usize] == 0) {
-            if let Some(step) = self.copies.remove(at) {
-                self.copy(step);
-                self.complete(step);
+            let step = self.copies.remove(at);
+            self.copy(step);
+            self.complete(step);
+        }
+        let prepared = Arc::clone(&self.prepared);
+        for (at, (stream, steps)) in prepared.receives.iter().enumerate() {
+            while let Some(step) = self.next_ready(steps, self.receives[at]) {
+                let message = links.post_recv(*stream, self.sink(step))?;
+                self.receives[at].note(message);
             }
         }
-        for stream in self.receives.keys().copied().collect::<Vec<_>>() {
-            while let Some(step) = Self::next_ready(&mut self.receives, stream, &self.blockers) {
-                let sink = self.sink(step);
-                let message = links.post_recv(stream, sink)?;
-                Self::note(&mut self.receives, stream, message, step);
-            }
-        }
-        for stream in self.sends.keys().copied().collect::<Vec<_>>() {
-            while let Some(step) = Self::next_ready(&mut self.sends, stream, &self.blockers) {
-                let source = self.source(step);
-                let message = links.post_send(stream, source)?;
-                Self::note(&mut self.sends, stream, message, step);
+        for (at, (stream, steps)) in prepared.sends.iter().enumerate() {
+            while let Some(step) = self.next_ready(steps, self.sends[at]) {
+                let message = links.post_send(*stream, self.source(step))?;
+                self.sends[at].note(message);
             }
         }
         Ok(())
     }
 
-    fn next_ready(queues: &mut BTreeMap<Stream, Queue>, stream: Stream, blockers: &[u32]) -> Option<u32> {
-        let queue = queues.get_mut(&stream)?;
-        let ready = queue.waiting.front().is_some_and(|step| blockers[*step as usize] == 0);
-        if ready { queue.waiting.pop_front() } else { None }
-    }
-
-    fn note(queues: &mut BTreeMap<Stream, Queue>, stream: Stream, message: MessageSeq, step: u32) {
-        queues.entry(stream).or_default().posted.insert(message, step);
+    fn next_ready(&self, steps: &[u32], queue: Queue) -> Option<u32> {
+        steps.get(queue.posted).copied().filter(|step| self.blockers[*step as usize] == 0)
     }
 
     fn bytes(&self, span: Span) -> usize {
@@ -173,7 +192,7 @@ impl Execution {
     }
 
     fn source(&self, step: u32) -> Source {
-        let Action::Send { src, .. } = self.plan.steps[step as usize].action else {
+        let Action::Send { src, .. } = self.prepared.plan.steps[step as usize].action else {
             unreachable!("send queues hold sends")
         };
         // SAFETY: the caller blocks until this execution is over; the plan keeps the span unchanged until then.
@@ -181,7 +200,7 @@ impl Execution {
     }
 
     fn sink(&self, step: u32) -> Sink {
-        match self.plan.steps[step as usize].action {
+        match self.prepared.plan.steps[step as usize].action {
             // SAFETY: the caller blocks until this execution is over; the plan gives the span to this step alone.
             Action::Recv { dst, .. } => unsafe { Sink::copy(self.write_ptr(dst), self.bytes(dst), self.dtype) },
             Action::RecvReduce { operand, dst, finish, .. } => {
@@ -195,7 +214,7 @@ impl Execution {
     }
 
     fn copy(&self, step: u32) {
-        let Action::Copy { src, dst, finish } = self.plan.steps[step as usize].action else {
+        let Action::Copy { src, dst, finish } = self.prepared.plan.steps[step as usize].action else {
             unreachable!("the copy queue holds copies")
         };
         let bytes = self.bytes(dst);
@@ -210,5 +229,14 @@ impl Execution {
         if finish {
             kernel::finish(self.dtype, self.op, to, self.world);
         }
+    }
+}
+
+impl Queue {
+    fn note(&mut self, message: MessageSeq) {
+        if self.posted == 0 {
+            self.first = message.0;
+        }
+        self.posted += 1;
     }
 }

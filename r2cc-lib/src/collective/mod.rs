@@ -3,7 +3,7 @@
 mod execution;
 pub mod kernel;
 
-pub(crate) use execution::{Buffers, Execution};
+pub(crate) use execution::{Buffers, Execution, Prepared};
 
 /// Which collective a call is; the number is the first argument of [`r2cc_collective_begin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

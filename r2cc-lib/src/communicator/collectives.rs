@@ -1,18 +1,16 @@
 //! The collectives of a [`Communicator`]: typed methods, and [`Communicator::perform`] for whoever chooses operation
-//! and element type at run time. Owns the check of arguments and the choice of the plan.
+//! and element type at run time. Owns the check of arguments.
 //!
 //! With P ranks and blocks of n elements, block b of a buffer of P n elements is elements b n to (b + 1) n. In place,
 //! as in NCCL, the smaller of a rank's two buffers is its own block of the larger one.
 
-use crate::collective::{Buffers, Collective, r2cc_collective_begin};
+use std::sync::Arc;
+
+use crate::collective::{Buffers, Collective, Prepared, r2cc_collective_begin};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::engine::Command;
-use crate::schedule::blocks::{chain_reduce, ring_all_gather, ring_reduce_scatter};
-use crate::schedule::exchange::{all_to_all, gather, scatter, shift};
 use crate::schedule::layout::Layout;
-use crate::schedule::{
-    Goal, Part, RankPlan, Schedule, Shape, doubling_all_reduce, exchange, ring_all_reduce, ring_broadcast,
-};
+use crate::schedule::{Goal, Part, Shape, exchange};
 
 use super::{Communicator, Error};
 
@@ -101,27 +99,6 @@ enum Memory<'a> {
 }
 
 impl Communicator {
-    /// The plan of the next AllReduce: every rank is at the same one and takes the same schedule.
-    fn plan(&mut self, shape: Shape) -> RankPlan {
-        let schedule = self.gate.enter();
-        let Shape { elements, element_bytes, in_place, slice_elements } = shape;
-        if elements * element_bytes <= SMALL_BYTES && self.is_complete {
-            return doubling_all_reduce(self.rank, self.world, elements, in_place);
-        }
-        match (&*schedule, &self.last) {
-            (Schedule::Ring { .. }, _) => schedule.plan(self.rank, shape),
-            _ if elements * element_bytes < self.min_bytes => {
-                ring_all_reduce(self.rank, self.world, elements, in_place, element_bytes, slice_elements)
-            }
-            (_, Some((known, of, plan))) if std::sync::Arc::ptr_eq(known, &schedule) && *of == shape => plan.clone(),
-            _ => {
-                let plan = schedule.plan(self.rank, shape);
-                self.last = Some((schedule, shape, plan.clone()));
-                plan
-            }
-        }
-    }
-
     /// `output[i] = op over all ranks of input[i]`; both have the same length on every rank.
     ///
     /// # Errors
@@ -296,7 +273,7 @@ impl Communicator {
             });
         }
         let plan = exchange(self.rank, sends, receives);
-        self.run(plan, bytes(input), bytes_mut(output), T::DTYPE, ReduceOp::Sum)
+        self.run(plan.into(), bytes(input), bytes_mut(output), T::DTYPE, ReduceOp::Sum)
     }
 
     /// Any collective on elements of a type chosen at run time; in place without an `input`, `output` then being the
@@ -344,23 +321,6 @@ impl Communicator {
                 let (input, output) = unsafe { (base.add(start(&layout.input)), base.add(start(&layout.output))) };
                 self.run_at(plan, input, output, dtype, op, small)
             }
-        }
-    }
-
-    fn plan_of(&mut self, operation: Operation, shape: Shape) -> RankPlan {
-        let (rank, world) = (self.rank, self.world);
-        let Shape { elements, element_bytes, in_place, .. } = shape;
-        let order = || (0..world).collect::<Vec<_>>();
-        match operation {
-            Operation::AllReduce(_) => self.plan(shape),
-            Operation::AllGather => ring_all_gather(&order(), rank, shape),
-            Operation::ReduceScatter(_) => ring_reduce_scatter(&order(), rank, shape),
-            Operation::Broadcast { root } => ring_broadcast(rank, world, root, elements, in_place, element_bytes, None),
-            Operation::Reduce { root, .. } => chain_reduce(&order(), rank, root, shape),
-            Operation::AllToAll => all_to_all(rank, world, elements),
-            Operation::Gather { root } => gather(rank, world, root, elements, in_place),
-            Operation::Scatter { root } => scatter(rank, world, root, elements, in_place),
-            Operation::Shift => shift(rank, world, elements),
         }
     }
 
@@ -456,28 +416,28 @@ impl Communicator {
     /// Runs a plan over two buffers that do not overlap.
     pub(super) fn run(
         &mut self,
-        plan: RankPlan,
+        plan: Prepared,
         input: &[u8],
         output: &mut [u8],
         dtype: DType,
         op: ReduceOp,
     ) -> Result<(), Error> {
         let small = input.len().max(output.len()) <= SMALL_BYTES;
-        self.run_at(plan, input.as_ptr(), output.as_mut_ptr(), dtype, op, small)
+        self.run_at(Arc::new(plan), input.as_ptr(), output.as_mut_ptr(), dtype, op, small)
     }
 
     /// Runs a plan made for what lies at `input` and `output`, which the caller keeps borrowed until this returns.
     /// What is `small` is worth polling for.
     fn run_at(
         &mut self,
-        plan: RankPlan,
+        plan: Arc<Prepared>,
         input: *const u8,
         output: *mut u8,
         dtype: DType,
         op: ReduceOp,
         small: bool,
     ) -> Result<(), Error> {
-        let words = (plan.scratch_elements * dtype.size_bytes()).div_ceil(size_of::<u64>());
+        let words = (plan.plan.scratch_elements * dtype.size_bytes()).div_ceil(size_of::<u64>());
         if self.scratch.len() < words {
             self.scratch.resize(words, 0);
         }

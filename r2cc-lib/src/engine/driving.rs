@@ -16,8 +16,8 @@ use crate::transport::{TICK, Valve, now};
 const POLL_TIME: Time = Time::from_millis(1);
 /// How long the other threads stay out of the way after a call: the next one is often not far.
 const HOLD_TIME: Time = Time::from_millis(2);
-/// Looks at what has come in for each look at the outgoing links, where grants and acknowledgements come: small messages
-/// hardly ever wait for them.
+/// Looks at the connections that brought the last messages for each look everywhere: at the others, and at the outgoing
+/// links, where grants and acknowledgements come. Small messages hardly ever wait for those.
 const LOOKS: u32 = 16;
 
 /// An engine and the way to drive it.
@@ -51,7 +51,7 @@ impl Driving {
     /// If the kernel refuses a descriptor, or to watch one.
     pub(crate) fn new(mut engine: Engine) -> io::Result<Self> {
         engine.start()?;
-        let valve = Valve::new(engine.epoll.clone())?;
+        let valve = Valve::new(engine.epoll.clone());
         Ok(Self { engine: Mutex::new(Some(engine)), valve })
     }
 
@@ -61,9 +61,9 @@ impl Driving {
     /// If the kernel refuses to wait.
     pub(crate) fn run(&self) -> io::Result<()> {
         let _end = End(self);
-        let mut due = Time::ZERO;
+        let (mut due, mut events) = (Time::ZERO, [EpollEvent::empty(); 64]);
         loop {
-            self.valve.wait(due.saturating_sub(now()))?;
+            let ready = self.valve.wait(due.saturating_sub(now()), &mut events)?;
             let mut guard = match self.engine.try_lock() {
                 // Who polls keeps the time too; one that waits for the lock would have to be woken after each call.
                 Err(TryLockError::WouldBlock) if self.valve.is_held() => {
@@ -75,7 +75,7 @@ impl Driving {
                 Ok(guard) => guard,
             };
             let Some(engine) = &mut *guard else { return Ok(()) };
-            engine.turn(self.valve.ready(&mut [EpollEvent::empty(); 64])?);
+            engine.turn(ready);
             if engine.state.done {
                 return Ok(());
             }
@@ -131,12 +131,14 @@ impl Engine {
                 Err(TryRecvError::Empty) => {}
             }
             looks += 1;
-            let outgoing = looks.is_multiple_of(LOOKS);
-            let over = self.state.done || now().saturating_sub(begun) >= POLL_TIME;
-            if over || self.poll(valve, outgoing).is_err() {
+            if self.state.done || now().saturating_sub(begun) >= POLL_TIME {
                 break None;
             }
-            std::thread::yield_now();
+            match self.poll(valve, looks.is_multiple_of(LOOKS)) {
+                Ok(true) => {}
+                Ok(false) => std::thread::yield_now(),
+                Err(_) => break None,
+            }
         };
         if outcome.is_none() {
             self.links.release_sending();
@@ -146,17 +148,20 @@ impl Engine {
         outcome
     }
 
-    /// Does what there is to do now on the incoming links, or on all.
-    fn poll(&mut self, valve: &Valve, outgoing: bool) -> io::Result<()> {
-        if outgoing {
-            self.links.poll_sending()?;
+    /// Does what there is to do now: where the next messages are likely to come, or everywhere. Whether there was any.
+    fn poll(&mut self, valve: &Valve, everywhere: bool) -> io::Result<bool> {
+        if !everywhere {
+            let at = now();
+            let any = self.links.look(at);
+            if any {
+                self.settle(at);
+            }
+            return Ok(any);
         }
+        self.links.poll_sending()?;
         let mut events = [EpollEvent::empty(); 64];
         let ready = valve.ready(&mut events)?;
-        // Most looks find nothing, and are to cost nothing else.
-        if !ready.is_empty() || outgoing {
-            self.turn(ready);
-        }
-        Ok(())
+        self.turn(ready);
+        Ok(!ready.is_empty())
     }
 }

@@ -96,8 +96,12 @@ struct LaneEnd {
     acked: u64,
     /// Bytes of the chunks that are taken and not acknowledged.
     owed_bytes: u64,
-    /// Their acknowledgement waits no longer.
+    /// They are to be acknowledged, at the latest with the next chunk if that is of the same message and on its way.
     ack_due: bool,
+    /// The message of the last of them.
+    owed_message: u64,
+    /// Their acknowledgement waits no longer.
+    ack_now: bool,
     granted: u64,
     streaming: Option<(Chunk, bool)>,
     pongs: VecDeque<u64>,
@@ -115,6 +119,8 @@ struct Alarm {
     stall: StallDetector,
 }
 
+/// Chunks of a stream that are acknowledged together; a sender's window holds twice as many.
+const CHUNKS_AN_ACK: u64 = 2;
 /// Pings of one lane that wait for their answer; more are dropped.
 const PONGS_MAX: usize = 16;
 
@@ -232,6 +238,8 @@ impl Receiver {
             acked: 0,
             owed_bytes: 0,
             ack_due: false,
+            owed_message: 0,
+            ack_now: false,
             granted: 0,
             streaming: None,
             pongs: VecDeque::new(),
@@ -334,7 +342,7 @@ impl Receiver {
             !arrival.complete && (!arrival.ledger.has(&chunk)? || planted!(self.tuning, AcceptDuplicate))
         };
         if planted!(self.tuning, AckEarly) {
-            (end.taken, end.ack_due) = (end.taken + 1, true);
+            (end.taken, end.ack_now) = (end.taken + 1, true);
         }
         end.streaming = Some((chunk, wanted));
         Ok(if wanted { Admission::Wanted(chunk) } else { Admission::Duplicate(chunk) })
@@ -350,7 +358,7 @@ impl Receiver {
         if !planted!(self.tuning, AckEarly) {
             end.taken += 1;
         }
-        end.owed_bytes += u64::from(chunk.len);
+        (end.owed_bytes, end.owed_message) = (end.owed_bytes + u64::from(chunk.len), chunk.message);
         // What is owed must not fill the window of a path that has just been readmitted.
         end.ack_due |= !self.tuning.is_early(chunk.message_bytes) || end.owed_bytes > self.tuning.early_bytes / 2;
         let at = chunk.message.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
@@ -363,6 +371,7 @@ impl Receiver {
         let first = arrival.ledger.land(&chunk)?;
         arrival.complete = arrival.ledger.is_complete(chunk.message_bytes);
         let message_complete = first && arrival.complete;
+        end.ack_now |= message_complete && end.ack_due;
         if !first {
             self.duplicates += 1;
         }
@@ -392,8 +401,11 @@ impl Receiver {
             }
             return Some(Frame::Grant { messages: granted });
         }
-        if end.acked < end.taken && (end.ack_due || end.taken - end.acked > patience) {
-            (end.acked, end.owed_bytes, end.ack_due) = (end.taken, 0, false);
+        let owed = end.taken - end.acked;
+        let more = end.streaming.is_some_and(|(next, _)| next.message == end.owed_message);
+        let due = end.ack_due && (!more || owed >= CHUNKS_AN_ACK);
+        if owed > 0 && (due || end.ack_now || owed > patience.max(CHUNKS_AN_ACK)) {
+            (end.acked, end.owed_bytes, end.ack_due, end.ack_now) = (end.taken, 0, false, false);
             return Some(Frame::Ack { path: lane.path, generation: lane.generation, chunks: end.taken });
         }
         None
@@ -433,7 +445,7 @@ impl Receiver {
         if late > Time::ZERO {
             self.lanes.values_mut().for_each(|end| end.stall.handle_late_by(late));
         }
-        self.lanes.values_mut().for_each(|end| end.ack_due |= end.acked < end.taken);
+        self.lanes.values_mut().for_each(|end| end.ack_now |= end.acked < end.taken);
         if !self.is_dark() {
             (self.dark_since, self.dark_late, self.dead_told) = (None, Time::ZERO, false);
             return;

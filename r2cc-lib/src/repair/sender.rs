@@ -226,9 +226,12 @@ impl Sender {
     }
 
     /// How long what is on a path will take at its measured rate; one that is not measured yet counts as the fastest.
+    /// Less than the smallest chunk counts as nothing, so that small messages follow each other on one path.
     pub fn time_to_drain(&self, path: PathId) -> Time {
         let fastest = || self.paths.iter().filter_map(|p| p.rate.bytes_s()).max().unwrap_or(1 << 30);
-        self.paths.get(usize::from(path.0)).map_or(Time::ZERO, |end| {
+        let little = u64::from(self.tuning.chunk_bytes.0);
+        let end = self.paths.get(usize::from(path.0)).filter(|end| end.occupied_bytes() >= little);
+        end.map_or(Time::ZERO, |end| {
             let bytes_s = end.rate.bytes_s().unwrap_or_else(fastest).max(1);
             Time::from_nanos((u128::from(end.occupied_bytes()) * 1_000_000_000 / u128::from(bytes_s)) as u64)
         })

@@ -86,6 +86,18 @@ pub fn is_complete(members: &[Member]) -> bool {
     kinds.values().all(|a| kinds.values().all(|b| !paths(a, b).is_empty()))
 }
 
+/// The ranks of each node, in order of appearance.
+pub fn by_node(members: &[Member]) -> Vec<Vec<usize>> {
+    let mut nodes: Vec<(&str, Vec<usize>)> = Vec::new();
+    for member in members {
+        match nodes.iter_mut().find(|(node, _)| *node == member.node) {
+            Some((_, ranks)) => ranks.push(member.rank),
+            None => nodes.push((&member.node, vec![member.rank])),
+        }
+    }
+    nodes.into_iter().map(|(_, ranks)| ranks).collect()
+}
+
 /// Subnets of all members in order of appearance: rail `k` (named `rail-<k+1>`) is the k-th.
 pub fn rails(members: &[Member]) -> Vec<Ipv4Addr> {
     let mut rails: Vec<Ipv4Addr> = Vec::new();

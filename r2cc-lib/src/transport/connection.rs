@@ -12,8 +12,16 @@ use super::handshake::{Acceptor, CHALLENGE_BYTES, Connector, HELLO_BYTES, WELCOM
 use super::socket::{self, KernelProgress};
 use crate::repair::{Chunk, DeliveryRate, Frame, HEADER_BYTES, Lane, LaneProgress, Time};
 
+/// A body of which more than this is missing wakes its reader once so much more has come, or all of it, and not for
+/// every segment. No more, so that the bytes are still in the processor's caches and the kernel has room for them.
+const WAKE_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=60 << 10;
+/// A chunk of at most so many bytes travels by itself. The kernel would put those of a slow NIC together into segments of
+/// 64 KiB, which a queue that holds 10 ms of that NIC's bytes drops, and of which nothing is heard until all is through.
+const ALONE_BYTES: usize = 32 << 10;
 /// Least time between two acknowledgements that the kernel is told to send.
 const ACKNOWLEDGE_TIME: Time = Time::from_millis(2);
+/// The same while bytes of ours wait to be written, whose segments acknowledge what has come.
+const ACKNOWLEDGE_TIME_BUSY: Time = Time::from_millis(20);
 /// Control messages waiting on one connection; older ones are dropped, as every one is also sent elsewhere.
 const GOSSIP_MAX: usize = 256;
 
@@ -72,12 +80,19 @@ pub(super) struct Connection {
     out: Vec<u8>,
     out_written: usize,
     payload: Option<Outgoing>,
+    /// Nothing that is written later joins the segment of what is queued.
+    alone: bool,
     pub(super) gossip: VecDeque<Arc<[u8]>>,
     /// Bytes were written since the kernel last said that nothing is outstanding.
     pub(super) unsettled: bool,
+    /// The kernel tells when it has room.
     pub(super) wants_write: bool,
+    /// It had none when it was last asked, and has not told of any since.
+    pub(super) full: bool,
     /// What the kernel was told to hold at most.
     outstanding_bound: u64,
+    /// Bytes that have to be there before the socket counts as readable.
+    wakes_at: usize,
     /// When the kernel was last told to acknowledge at once.
     acknowledged_at: Time,
     /// Small frames have come since then.
@@ -117,10 +132,13 @@ impl Connection {
             out: Vec::new(),
             out_written: 0,
             payload: None,
+            alone: false,
             gossip: VecDeque::new(),
             unsettled: false,
             wants_write: false,
+            full: false,
             outstanding_bound: 0,
+            wakes_at: 1,
             acknowledged_at: Time::ZERO,
             owes_ack: false,
         }
@@ -129,7 +147,8 @@ impl Connection {
     /// Small frames have been read, and the other side takes silence for a stall. Where they come one after the
     /// other, one acknowledgement in a while is enough: if `owes_ack` is set, this is due again at the next tick.
     pub(super) fn acknowledge(&mut self, now: Time) {
-        self.owes_ack = now.saturating_sub(self.acknowledged_at) < ACKNOWLEDGE_TIME;
+        let least = if self.has_pending() { ACKNOWLEDGE_TIME_BUSY } else { ACKNOWLEDGE_TIME };
+        self.owes_ack = now.saturating_sub(self.acknowledged_at) < least;
         if !self.owes_ack {
             self.acknowledged_at = now;
             socket::acknowledge_now(&self.socket);
@@ -215,6 +234,27 @@ impl Connection {
         Frame::decode(&header).map(Progress::Header).map_err(io::Error::other)
     }
 
+    /// Bytes of the payload that is being read which have not been read.
+    fn missing(&self) -> usize {
+        if matches!(self.body, Body::None) { 0 } else { self.body_len - self.body_read }
+    }
+
+    /// Whether what has been read ahead completes nothing.
+    pub(super) fn needs_more(&self) -> bool {
+        let next = if matches!(self.body, Body::None) { HEADER_BYTES } else { self.missing() };
+        self.ahead_end - self.ahead_start < next
+    }
+
+    /// The socket is left for now: says when it is to be read again.
+    pub(super) fn end_turn(&mut self) {
+        let missing = self.missing();
+        let wakes_at = if missing > *WAKE_BYTES.start() { missing.min(*WAKE_BYTES.end()) } else { 1 };
+        if wakes_at != self.wakes_at {
+            self.wakes_at = wakes_at;
+            socket::wake_at(&self.socket, wakes_at);
+        }
+    }
+
     /// A payload of `len` bytes follows the header just read.
     pub(super) fn expect(&mut self, body: Body, len: usize) {
         if !matches!(body, Body::Direct(_)) && self.staging.len() * 8 < len {
@@ -248,6 +288,7 @@ impl Connection {
     pub(super) fn queue_frame(&mut self, frame: Frame, payload: Option<&[u8]>) {
         self.queue(&frame.encode());
         self.payload = payload.map(|p| Outgoing { ptr: p.as_ptr(), len: p.len() });
+        self.alone = payload.is_some_and(|p| p.len() <= ALONE_BYTES);
     }
 
     /// Whether another frame may be queued: none is half written, and not much is waiting.
@@ -277,7 +318,8 @@ impl Connection {
             };
             let slices = [IoSlice::new(&self.out[self.out_written..]), IoSlice::new(payload)];
             let message = MsgHdr::new().with_buffers(&slices);
-            let mut written = match self.socket.sendmsg(&message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) {
+            let alone = if self.alone { libc::MSG_EOR } else { 0 };
+            let mut written = match self.socket.sendmsg(&message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | alone) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),

@@ -223,6 +223,10 @@ struct Link {
     early: BTreeMap<u64, Early>,
     /// Connections by lane, from the moment they are asked for or accepted.
     lanes: BTreeMap<Lane, u64>,
+    /// The connection that the last chunk came on.
+    recent: Option<u64>,
+    /// Listed in [`Links::awaited`].
+    awaited: bool,
     left: bool,
     dirty: bool,
     /// Sends on a NIC only what the links that do not yield leave of it.
@@ -232,7 +236,8 @@ struct Link {
 impl Link {
     fn new(peer: usize, name: LinkName, key: Key, pairs: BTreeMap<PathId, PairOfNics>, end: End) -> Self {
         let (early, lanes) = (BTreeMap::new(), BTreeMap::new());
-        Self { peer, name, key, pairs, end, early, lanes, left: false, dirty: true, yields: false }
+        let (left, dirty, yields) = (false, true, false);
+        Self { peer, name, key, pairs, end, early, lanes, recent: None, awaited: false, left, dirty, yields }
     }
 }
 
@@ -262,7 +267,7 @@ pub struct Links {
     tuning: Arc<Tuning>,
     epoll: Arc<Epoll>,
     listeners: Vec<Socket>,
-    connections: HashMap<u64, Connection>,
+    connections: HashMap<u64, Box<Connection>>,
     next_id: u64,
     pending: usize,
     /// Slots; one whose link was closed is used again.
@@ -271,6 +276,8 @@ pub struct Links {
     send_to: BTreeMap<usize, usize>,
     recv_from: BTreeMap<usize, usize>,
     incoming: BTreeMap<LinkName, usize>,
+    /// Incoming links on which receives have been posted, and may have landed since.
+    awaited: Vec<usize>,
     events: VecDeque<LinkEvent>,
     damage: Option<Damage>,
     refused: u64,
@@ -299,6 +306,7 @@ impl Links {
             send_to: BTreeMap::new(),
             recv_from: BTreeMap::new(),
             incoming: BTreeMap::new(),
+            awaited: Vec::new(),
             events: VecDeque::new(),
             damage: None,
             refused: 0,
@@ -376,6 +384,7 @@ impl Links {
         let Some(at) = known.remove(&peer) else { return };
         if side == Side::Recv {
             self.incoming.remove(&self.links[at].name);
+            self.awaited.retain(|awaited| *awaited != at);
         }
         self.retire(at);
         self.vacant.push(at);
@@ -621,7 +630,11 @@ impl Links {
             self.accept(now, index as usize);
             return;
         }
-        if writable && let Some(link) = self.connections.get(&index).and_then(|c| c.link) {
+        if writable
+            && let Some(c) = self.connections.get_mut(&index)
+            && let Some(link) = c.link
+        {
+            c.full = false;
             self.links[link].dirty = true;
         }
         self.read(now, index);

@@ -235,6 +235,11 @@ impl RankLinks {
         self.incoming.handle_ready(at, token, writable);
     }
 
+    /// As [`Links::look`], for the incoming links.
+    pub(crate) fn look(&mut self, at: Time) -> bool {
+        self.incoming.look(at)
+    }
+
     /// As [`Links::flush`].
     pub(crate) fn flush(&mut self, at: Time) {
         self.incoming.flush(at);

@@ -86,6 +86,12 @@ pub(crate) fn acknowledge_now(socket: &Socket) {
     let _ = set_option(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
 }
 
+/// The socket counts as readable once it holds so many bytes, or is closed.
+pub(crate) fn wake_at(socket: &Socket, bytes: usize) {
+    // If it fails the reader wakes for less.
+    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as libc::c_int);
+}
+
 /// Close with a reset: what the kernel still holds must not arrive.
 pub(crate) fn reset(socket: Socket) {
     // If it fails the socket is closed in the usual way, which the fence protocol allows for.

@@ -2,62 +2,70 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollTimeout};
 
 use super::now;
 use crate::repair::Time;
 
 /// Stands between an epoll and the thread that waits for it. While another holds it, what is ready wakes nobody; it is
-/// still ready when the hold is over. Holding costs nothing: the thread learns of it when it is woken, and then shuts
-/// the valve itself.
+/// still ready when the hold is over. Holding costs nothing: the thread learns of it when it is woken, and then sleeps
+/// without the epoll.
 #[derive(Debug)]
 pub(crate) struct Valve {
-    outer: Epoll,
-    inner: Arc<Epoll>,
+    epoll: Arc<Epoll>,
     /// On the clock of [`now`], ns.
     held_until: AtomicU64,
-    /// Locked while the kernel is told, so that it and this always say the same.
-    is_shut: Mutex<bool>,
+    /// Locked for the last look before the thread sleeps, and for each release.
+    sleeping: Mutex<()>,
+    released: Condvar,
 }
 
 impl Valve {
     /// Nobody holds it.
-    ///
-    /// # Errors
-    /// If the kernel refuses a descriptor.
-    pub(crate) fn new(inner: Arc<Epoll>) -> io::Result<Self> {
-        let outer = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        outer.add(&inner.0, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        Ok(Self { outer, inner, held_until: AtomicU64::new(0), is_shut: Mutex::new(false) })
+    pub(crate) fn new(epoll: Arc<Epoll>) -> Self {
+        Self { epoll, held_until: AtomicU64::new(0), sleeping: Mutex::new(()), released: Condvar::new() }
     }
 
-    /// Its own thread waits until something is ready and nobody holds it, until a hold ends, or for `most`.
+    /// Its own thread waits until something is ready and nobody holds it, or for `most`. Returns what is ready; a
+    /// hold that begins afterwards is no reason to leave it.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub(crate) fn wait(&self, most: Time) -> io::Result<()> {
+    pub(crate) fn wait<'a>(&self, most: Time, events: &'a mut [EpollEvent]) -> io::Result<&'a [EpollEvent]> {
         let until = now() + most;
         loop {
             let (at, held) = (now(), self.held_until());
-            let holds = held > at;
-            self.shut(holds);
-            if holds && self.held_until() != held {
-                // Released since it was looked at, or held for longer.
+            if held > at && at < until {
+                self.sleep(held, held.min(until) - at);
                 continue;
             }
-            let left = if holds { held.min(until) } else { until }.saturating_sub(at);
-            let timeout = EpollTimeout::try_from(left.as_micros().div_ceil(1000) as i32).unwrap_or(EpollTimeout::ZERO);
-            let ready = match self.outer.wait(&mut [EpollEvent::empty()], timeout) {
-                Ok(count) => count > 0,
-                Err(nix::Error::EINTR) => return Ok(()),
-                Err(e) => return Err(e.into()),
-            };
-            let at = now();
-            if at >= until || ((ready || holds) && self.held_until() <= at) {
-                return Ok(());
+            if held > at {
+                return Ok(&[]);
             }
+            let left = until.saturating_sub(at).as_micros().div_ceil(1000) as i32;
+            let timeout = EpollTimeout::try_from(left).unwrap_or(EpollTimeout::ZERO);
+            let count = self.look(events, timeout)?;
+            if count == 0 || !self.is_held() {
+                return Ok(&events[..count]);
+            }
+        }
+    }
+
+    /// Until the hold that was seen is over or for `most`.
+    fn sleep(&self, held: Time, most: Time) {
+        let guard = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.held_until() == held {
+            drop(self.released.wait_timeout(guard, most));
+        }
+    }
+
+    fn look(&self, events: &mut [EpollEvent], timeout: EpollTimeout) -> io::Result<usize> {
+        match self.epoll.wait(events, timeout) {
+            Ok(count) => Ok(count),
+            Err(nix::Error::EINTR) => Ok(0),
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -66,11 +74,8 @@ impl Valve {
     /// # Errors
     /// If the kernel refuses.
     pub(crate) fn ready<'a>(&self, events: &'a mut [EpollEvent]) -> io::Result<&'a [EpollEvent]> {
-        match self.inner.wait(events, EpollTimeout::ZERO) {
-            Ok(count) => Ok(&events[..count]),
-            Err(nix::Error::EINTR) => Ok(&[]),
-            Err(e) => Err(e.into()),
-        }
+        let count = self.look(events, EpollTimeout::ZERO)?;
+        Ok(&events[..count])
     }
 
     /// Until then the thread is not to be woken: somebody else looks at what is ready.
@@ -81,7 +86,8 @@ impl Valve {
     /// The thread is woken again, at once if something is ready.
     pub(crate) fn release(&self) {
         self.held_until.store(0, Ordering::SeqCst);
-        self.shut(false);
+        let _guard = self.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
+        self.released.notify_one();
     }
 
     /// Whether somebody holds it now.
@@ -92,53 +98,71 @@ impl Valve {
     fn held_until(&self) -> Time {
         Time::from_nanos(self.held_until.load(Ordering::SeqCst))
     }
-
-    fn shut(&self, shut: bool) {
-        let mut is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *is_shut, shut) != shut {
-            let flags = if shut { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
-            // Fails only for lack of memory when a descriptor is added, which this is not.
-            let _ = self.outer.modify(&self.inner.0, &mut EpollEvent::new(flags, 0));
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::channel;
-    use std::thread;
     use std::time::Duration;
 
+    use nix::sys::epoll::{EpollCreateFlags, EpollFlags};
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
     use super::*;
 
-    /// Ends a broken test, decides nothing.
-    const BOUND: Duration = Duration::from_secs(20);
-    const TURNS: u32 = 5000;
+    #[test]
+    fn a_held_valve_lets_nothing_through_until_it_is_released_or_the_hold_ends() {
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::empty()).unwrap());
+        let ready = EventFd::from_value(1).unwrap();
+        epoll.add(ready.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 7)).unwrap();
+        let valve = Valve::new(epoll);
+        let ms = Time::from_millis;
+        let waited = |valve: &Valve, most: Time| {
+            let begun = now();
+            let count = valve.wait(most, &mut [EpollEvent::empty(); 4]).unwrap().len();
+            (count, now() - begun)
+        };
+        assert_eq!(waited(&valve, ms(1000)).0, 1);
+        valve.hold(now() + ms(20));
+        assert_eq!(waited(&valve, ms(5)).0, 0, "the wait is over before the hold");
+        let (count, time) = waited(&valve, ms(1000));
+        assert!(count == 1 && time < ms(500), "{count} after {time:?}");
+        valve.hold(now() + ms(60_000));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| waited(&valve, ms(30_000)));
+            std::thread::sleep(ms(10));
+            valve.release();
+            let (count, time) = waiter.join().unwrap();
+            assert!(count == 1 && time < ms(10_000), "{count} after {time:?}");
+        });
+    }
 
     #[test]
-    fn a_thread_that_shuts_the_valve_while_it_is_released_is_woken_all_the_same() {
-        let inner = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+    fn a_thread_that_sees_a_hold_while_it_is_released_is_woken_all_the_same() {
+        const TURNS: u32 = 5000;
+        /// Ends a broken test, decides nothing.
+        const BOUND: Duration = Duration::from_secs(20);
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
-        inner.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, 0)).unwrap();
-        let valve = Valve::new(inner).unwrap();
+        epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, 0)).unwrap();
+        let valve = Valve::new(epoll);
         let done = AtomicBool::new(false);
         let (told, woken) = channel();
-        thread::scope(|scope| {
+        std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
-                    valve.wait(Time::from_secs(2 * BOUND.as_secs())).unwrap();
+                    valve.wait(BOUND * 2, &mut [EpollEvent::empty()]).unwrap();
                     if wake.read().is_ok() {
                         told.send(()).unwrap();
                     }
                 }
             });
             for turn in 0..TURNS {
-                valve.hold(now() + Time::from_secs(100));
+                valve.hold(now() + BOUND * 5);
                 wake.write(1).unwrap();
-                // The thread wakes, sees the hold and shuts the valve, at about the time of the release.
+                // The thread wakes and sees the hold at about the time of the release.
                 (0..turn * 61 % 4096).for_each(|_| std::hint::spin_loop());
                 valve.release();
                 let outcome = woken.recv_timeout(BOUND);

@@ -145,3 +145,23 @@ fn lanes_on_which_nothing_of_ours_arrives_are_no_lanes() {
     assert!(matches!(dead, Some(ReceiverAction::Dead { .. })), "{dead:?}");
     assert!(now >= bound && now <= bound + MS * 500, "{now:?}");
 }
+
+#[test]
+fn the_acknowledgement_of_a_chunk_waits_for_one_more_that_is_on_its_way_or_for_the_clock() {
+    let mut r = receiver(&[lane(0, 1)], 1);
+    while r.poll_frame(lane(0, 1)).is_some() {}
+    let chunk = |i: u64| Chunk { message: 0, offset: i * 4096, len: 4096, message_bytes: 64 << 10 };
+    let lands_before_the_next = |r: &mut Receiver, i: u64| {
+        r.land(lane(0, 1)).unwrap();
+        r.admit(lane(0, 1), chunk(i + 1)).unwrap();
+        r.poll_frame(lane(0, 1))
+    };
+    r.admit(lane(0, 1), chunk(0)).unwrap();
+    assert_eq!(lands_before_the_next(&mut r, 0), None);
+    assert_eq!(lands_before_the_next(&mut r, 1), Some(ack(0, 1, 2)));
+    assert_eq!(lands_before_the_next(&mut r, 2), None);
+    r.handle_tick(MS * 5);
+    assert_eq!(r.poll_frame(lane(0, 1)), Some(ack(0, 1, 3)));
+    r.land(lane(0, 1)).unwrap();
+    assert_eq!(r.poll_frame(lane(0, 1)), Some(ack(0, 1, 4)), "nothing more is on its way");
+}

@@ -35,12 +35,12 @@ impl Links {
             tracing::error!(%error, "cannot watch a connection");
             return None;
         }
-        self.connections.insert(id, connection);
+        self.connections.insert(id, Box::new(connection));
         Some(id)
     }
 
     /// Takes a connection out of service; its socket is closed when the result is dropped.
-    pub(super) fn take(&mut self, id: u64) -> Option<Connection> {
+    pub(super) fn take(&mut self, id: u64) -> Option<Box<Connection>> {
         let connection = self.connections.remove(&id)?;
         if connection.link.is_none() {
             self.pending -= 1;

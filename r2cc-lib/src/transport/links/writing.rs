@@ -134,6 +134,7 @@ impl Links {
             lanes.remove(first);
             let Some(c) = self.connections.get_mut(&id) else { continue };
             let blocked = matches!(outcome, Ok(Written::Blocked));
+            c.full = blocked;
             if blocked != c.wants_write {
                 c.wants_write = blocked;
                 let flags = if blocked { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
@@ -150,7 +151,9 @@ impl Links {
     fn write_one(&mut self, now: Time, at: usize, lane: Lane, id: u64) -> io::Result<Written> {
         let Some(c) = self.connections.get_mut(&id) else { return Ok(Written::Nothing) };
         let end = &mut self.links[at].end;
-        if !c.flush()? {
+        // The kernel says when it has room again, and then for a good part of what it may hold: asking sooner costs a
+        // call, and what little it takes travels in more pieces.
+        if c.full || !c.flush()? {
             return Ok(Written::Blocked);
         }
         let mut chunk_queued = false;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -63,7 +63,7 @@ impl Sending {
         let links = Mutex::new(Links::new(nics, tuning, Arc::clone(&epoll), Vec::new())?);
         let (posts, events) = (Mutex::default(), Mutex::default());
         let (idle, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        let valve = Valve::new(epoll).map_err(refused("make an epoll"))?;
+        let valve = Valve::new(epoll);
         let shared = Arc::new(Shared { links, posts, events, valve, wake, owner, idle, done });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(format!("r2cc-send-{me}")).spawn(move || of_thread.run());
@@ -92,9 +92,8 @@ impl Sending {
     /// Sees to it that what was posted is sent.
     pub(super) fn flush(&mut self) {
         let Some(bytes) = self.fresh_bytes.take() else { return };
-        let free = if bytes <= SMALL_BYTES { self.shared.links.try_lock() } else { Err(TryLockError::WouldBlock) };
-        match free {
-            Ok(mut links) => {
+        match self.shared.take_turn(bytes) {
+            Some(mut links) => {
                 self.shared.drive(&mut links, now());
                 drop(links);
                 // What is on its way now has deadlines.
@@ -102,7 +101,7 @@ impl Sending {
                     self.shared.wake();
                 }
             }
-            Err(_) => self.shared.wake(),
+            None => self.shared.wake(),
         }
     }
 
@@ -122,7 +121,12 @@ impl Sending {
     /// If the kernel refuses to say what is ready.
     pub(super) fn poll(&self) -> io::Result<()> {
         match self.shared.links.try_lock() {
-            Ok(mut links) => self.shared.turn(&mut links, now()).map(drop),
+            Ok(mut links) => {
+                let mut events = [EpollEvent::empty(); 64];
+                let ready = self.shared.valve.ready(&mut events)?;
+                self.shared.turn(&mut links, now(), ready);
+                Ok(())
+            }
             // The thread is still at it.
             Err(_) => Ok(()),
         }
@@ -161,16 +165,17 @@ impl Drop for Sending {
 impl Shared {
     fn run(&self) -> io::Result<()> {
         let (mut last_tick, mut tick) = (now(), IDLE_TICK);
+        let mut events = [EpollEvent::empty(); 64];
         while !self.done.load(Ordering::Acquire) {
             self.idle.store(tick == IDLE_TICK, Ordering::Relaxed);
-            self.valve.wait((last_tick + tick).saturating_sub(now()))?;
+            let ready = self.valve.wait((last_tick + tick).saturating_sub(now()), &mut events)?;
             let mut links = lock(&self.links);
             let at = now();
             if at.saturating_sub(last_tick) >= tick {
                 last_tick = at;
                 links.handle_tick(at);
             }
-            if self.turn(&mut links, at)? {
+            if self.turn(&mut links, at, ready) {
                 // A counter that is full wakes the engine just as well.
                 let _ = self.owner.write(1);
             }
@@ -180,15 +185,27 @@ impl Shared {
     }
 
     /// Reads what has come, and drives; whether there were events.
-    fn turn(&self, links: &mut Links, at: Time) -> io::Result<bool> {
-        for event in self.valve.ready(&mut [EpollEvent::empty(); 64])? {
+    fn turn(&self, links: &mut Links, at: Time, ready: &[EpollEvent]) -> bool {
+        for event in ready {
             match event.data() {
                 // The counter only wakes us; the messages are in the queue.
                 WAKE => drop(self.wake.read()),
                 token => links.handle_ready(at, token, event.events().contains(EpollFlags::EPOLLOUT)),
             }
         }
-        Ok(self.drive(links, at))
+        self.drive(links, at)
+    }
+
+    /// The links for the engine to send so many bytes itself, unless the thread is better at it.
+    fn take_turn(&self, bytes: usize) -> Option<MutexGuard<'_, Links>> {
+        if bytes > SMALL_BYTES {
+            return None;
+        }
+        match self.links.try_lock() {
+            Ok(links) => Some(links),
+            // A thread that is held only keeps the time, and is through before it could be woken again.
+            Err(_) => self.valve.is_held().then(|| lock(&self.links)),
+        }
     }
 
     /// Posts what waits, writes what can be written and hands on the events; whether there were any.
