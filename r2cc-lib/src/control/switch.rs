@@ -231,23 +231,11 @@ impl<S: Clone + PartialEq> Switch<S> {
     }
 }
 
-/// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule holds:
-/// called once by every freeze, after the count of collectives stands still at `calls` and before anybody is told.
-///
-/// It does nothing; see [`r2cc_collective_begin`](crate::collective::r2cc_collective_begin).
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-#[cfg(target_arch = "x86_64")]
-pub extern "C" fn r2cc_switch_freeze(epoch: u64, calls: u64) {
-    core::arch::naked_asm!("push rbp", "mov rbp, rsp", "pop rbp", "ret")
-}
-
-/// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule holds.
-#[inline(never)]
-#[unsafe(no_mangle)]
-#[cfg(not(target_arch = "x86_64"))]
-pub extern "C" fn r2cc_switch_freeze(epoch: u64, calls: u64) {
-    std::hint::black_box((epoch, calls));
+crate::marks::mark! {
+    /// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule
+    /// holds: called once by every freeze, after the count of collectives stands still at `calls` and before anybody
+    /// is told.
+    r2cc_switch_freeze(epoch, calls)
 }
 
 #[cfg(test)]
