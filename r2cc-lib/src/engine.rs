@@ -184,6 +184,10 @@ impl Engine {
             if at >= self.state.heartbeat_due {
                 self.state.heartbeat_due = at + HEARTBEAT_TIME;
                 self.mesh.heartbeat();
+                // No collective is under way by which it would show that the coordinator's host is gone.
+                if self.state.switch.is_frozen() {
+                    self.links.probe();
+                }
             }
             self.check_deadlines(at);
             self.check_preparing(at);

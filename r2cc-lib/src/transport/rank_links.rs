@@ -205,6 +205,11 @@ impl RankLinks {
         self.outgoing.with(|links| links.handle_doubt(rail));
     }
 
+    /// Puts a byte on every path of the outgoing links, so that a stall would show.
+    pub(crate) fn probe(&mut self) {
+        self.outgoing.with(|links| self.subnets.iter().for_each(|rail| links.handle_doubt(*rail)));
+    }
+
     /// As [`Links::gossip`]; what the outgoing links have to say is written at once, as they may be abandoned next.
     pub(crate) fn gossip(&mut self, message: &Arc<[u8]>) {
         self.incoming.gossip(message);
