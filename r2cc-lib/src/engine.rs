@@ -242,7 +242,7 @@ impl Engine {
                 drop(answer.send(self.failed()));
             }
             Command::Run { plan, buffers, dtype, op, answer } => {
-                self.links.keep_to_rails(&plan.rails);
+                self.links.share_rails(&plan.shares);
                 let execution = Execution::new(plan, buffers, dtype, op, self.roster.len());
                 if let Some(corruption) = self.state.corruption.take() {
                     let bytes = execution.received_bytes() as f64 * corruption.position;

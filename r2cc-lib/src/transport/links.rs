@@ -6,6 +6,7 @@
 
 mod connecting;
 mod receiving;
+mod sharing;
 mod writing;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -227,12 +228,14 @@ struct Link {
     dirty: bool,
     /// Sends on a NIC only what the links that do not yield leave of it.
     yields: bool,
+    /// How much of its NIC a path of an outgoing link takes beside others, if it is told.
+    weights: BTreeMap<PathId, f64>,
 }
 
 impl Link {
     fn new(peer: usize, name: LinkName, key: Key, pairs: BTreeMap<PathId, PairOfNics>, end: End) -> Self {
-        let (early, lanes) = (BTreeMap::new(), BTreeMap::new());
-        Self { peer, name, key, pairs, end, early, lanes, left: false, dirty: true, yields: false }
+        let (early, lanes, weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { peer, name, key, pairs, end, early, lanes, left: false, dirty: true, yields: false, weights }
     }
 }
 
@@ -420,16 +423,6 @@ impl Links {
         }
     }
 
-    /// On an outgoing link, paths that are not `chosen` carry chunks only while no chosen one is live.
-    pub fn choose_paths(&mut self, peer: usize, chosen: impl Fn(&PairOfNics) -> bool) {
-        let Some(at) = self.send_to.get(&peer) else { return };
-        let link = &mut self.links[*at];
-        if let End::Send(sender, _) = &mut link.end {
-            link.pairs.iter().for_each(|(path, pair)| sender.set_standing_by(*path, !chosen(pair)));
-            link.dirty = true;
-        }
-    }
-
     /// Whether nothing is owed on a link: every message sent is acknowledged, every receive posted has landed.
     pub fn is_idle(&self, side: Side, peer: usize) -> bool {
         self.find(side, peer).is_ok_and(|at| match &self.links[at].end {
@@ -605,6 +598,7 @@ impl Links {
                 (Ok(_), None) => {}
             }
         }
+        self.pace_paths();
         for link in self.links.iter_mut().filter(|link| !link.left) {
             link.dirty = true;
             match &mut link.end {
