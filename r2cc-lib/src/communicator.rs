@@ -42,6 +42,9 @@ use crate::settings::{Settings, SettingsError};
 use crate::topology::{Member, TopologyError, by_node, is_complete, local_nics};
 use crate::transport::{Corruption, LinksError, RankLinks, Stream, listen, now};
 
+/// Small messages of a link that a rank keeps room for before their receives are posted.
+const EARLY_MESSAGES: u64 = 64;
+
 /// A communicator could not be made, or a collective could not be finished.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -285,9 +288,6 @@ impl Builder {
         Ok(communicator)
     }
 }
-
-/// Small messages of a link that a rank keeps room for before their receives are posted.
-const EARLY_MESSAGES: u64 = 64;
 
 /// A group of ranks that call the same collectives in the same order.
 #[derive(Debug)]

@@ -184,6 +184,10 @@ impl Engine {
             if at >= self.state.heartbeat_due {
                 self.state.heartbeat_due = at + HEARTBEAT_TIME;
                 self.mesh.heartbeat();
+                // No collective is under way by which it would show that the coordinator's host is gone.
+                if self.state.switch.is_frozen() {
+                    self.links.probe();
+                }
             }
             self.check_deadlines(at);
             self.check_preparing(at);
@@ -238,7 +242,7 @@ impl Engine {
                 drop(answer.send(self.failed()));
             }
             Command::Run { plan, buffers, dtype, op, answer } => {
-                self.links.keep_to_rails(&plan.plan.rails);
+                self.links.share_rails(&plan.plan.shares);
                 let execution = Execution::new(plan, buffers, dtype, op, self.roster.len());
                 if let Some(corruption) = self.state.corruption.take() {
                     let bytes = execution.received_bytes() as f64 * corruption.position;

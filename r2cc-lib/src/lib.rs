@@ -8,6 +8,7 @@ mod communicator;
 pub mod control;
 pub mod dtype;
 mod engine;
+mod marks;
 mod pace;
 mod planner;
 pub mod repair;

@@ -1,4 +1,4 @@
-//! Who gets how much of which NIC direction: max-min fairness by progressive filling.
+//! Who gets how much of which NIC direction: weighted max-min fairness by progressive filling.
 //!
 //! Owns the arithmetic only: ports with a capacity, subflows that each load two ports. Start at [`Ports::share`].
 
@@ -9,19 +9,23 @@ use std::collections::BinaryHeap;
 const EQUAL: f64 = 1e-12;
 
 /// A part of a message on its way: its sender's and its receiver's port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Subflow {
     /// Port of the sender.
     pub out: u32,
     /// Port of the receiver.
     pub into: u32,
+    /// How much it gets beside others; above 0.
+    pub weight: f64,
 }
 
 /// What is left of each port, and room to calculate.
 #[derive(Debug)]
 pub struct Ports {
     left: Vec<f64>,
+    /// Subflows of each port without a rate, and their weights.
     waiting: Vec<u32>,
+    weights: Vec<f64>,
     /// Subflows of each port: ranges of `members`.
     start: Vec<u32>,
     members: Vec<u32>,
@@ -53,6 +57,7 @@ impl Ports {
         Self {
             left: vec![0.0; count],
             waiting: vec![0; count],
+            weights: vec![0.0; count],
             start: vec![0; count + 1],
             members: Vec::new(),
             used: Vec::new(),
@@ -65,15 +70,15 @@ impl Ports {
         self.left.copy_from_slice(capacity);
     }
 
-    /// Shares what is left among `flows` and takes it away: no subflow can have more unless one that has no
-    /// more than it gets less. `rates` receives one rate a subflow, in bytes a second.
+    /// Shares what is left among `flows` and takes it away: no subflow can have more for its weight unless one that
+    /// has no more than it gets less. `rates` receives one rate a subflow, in bytes a second.
     pub fn share(&mut self, flows: &[Subflow], rates: &mut Vec<f64>) {
         rates.clear();
         rates.resize(flows.len(), -1.0);
         self.gather(flows);
         self.heap.clear();
         for &port in &self.used {
-            let share = self.left[port as usize] / f64::from(self.waiting[port as usize]);
+            let share = self.left[port as usize] / self.weights[port as usize];
             self.heap.push(Reverse((Share(share), port)));
         }
         while let Some(Reverse((Share(share), port))) = self.heap.pop() {
@@ -81,7 +86,8 @@ impl Ports {
             if self.waiting[at] == 0 {
                 continue;
             }
-            let now = (self.left[at] / f64::from(self.waiting[at])).max(0.0);
+            // Rounding may leave nothing of the last weight.
+            let now = (self.left[at] / self.weights[at].max(f64::MIN_POSITIVE)).max(0.0);
             if now > share * (1.0 + EQUAL) + f64::MIN_POSITIVE {
                 self.heap.push(Reverse((Share(now), port)));
                 continue;
@@ -91,10 +97,12 @@ impl Ports {
                 if rates[flow] >= 0.0 {
                     continue;
                 }
-                rates[flow] = now;
-                for end in [flows[flow].out, flows[flow].into] {
-                    self.left[end as usize] = (self.left[end as usize] - now).max(0.0);
+                let Subflow { out, into, weight } = flows[flow];
+                rates[flow] = now * weight;
+                for end in [out, into] {
+                    self.left[end as usize] = (self.left[end as usize] - rates[flow]).max(0.0);
                     self.waiting[end as usize] -= 1;
+                    self.weights[end as usize] -= weight;
                 }
             }
         }
@@ -112,8 +120,10 @@ impl Ports {
             for port in [flow.out, flow.into] {
                 if self.waiting[port as usize] == 0 {
                     self.used.push(port);
+                    self.weights[port as usize] = 0.0;
                 }
                 self.waiting[port as usize] += 1;
+                self.weights[port as usize] += flow.weight;
             }
         }
         self.start.fill(0);
@@ -140,7 +150,11 @@ mod tests {
     use super::*;
 
     fn shared(capacity: &[f64], flows: &[(u32, u32)]) -> Vec<f64> {
-        let flows: Vec<Subflow> = flows.iter().map(|&(out, into)| Subflow { out, into }).collect();
+        weighted(capacity, &flows.iter().map(|&(out, into)| (out, into, 1.0)).collect::<Vec<_>>())
+    }
+
+    fn weighted(capacity: &[f64], flows: &[(u32, u32, f64)]) -> Vec<f64> {
+        let flows: Vec<Subflow> = flows.iter().map(|&(out, into, weight)| Subflow { out, into, weight }).collect();
         let mut ports = Ports::new(capacity.len());
         ports.fill(capacity);
         let mut rates = Vec::new();
@@ -160,13 +174,19 @@ mod tests {
     }
 
     #[test]
+    fn weights_decide_where_all_want_more_and_what_one_cannot_use_goes_by_the_others_weights() {
+        assert_eq!(weighted(&[4.0, 9.0], &[(0, 1, 3.0), (0, 1, 1.0)]), [3.0, 1.0]);
+        assert_eq!(weighted(&[8.0, 2.0, 9.0], &[(0, 1, 4.0), (0, 2, 1.0), (0, 2, 2.0)]), [2.0, 2.0, 4.0]);
+    }
+
+    #[test]
     fn a_second_class_takes_what_the_first_left() {
         let mut ports = Ports::new(2);
         ports.fill(&[1.0, 0.75]);
         let mut rates = Vec::new();
-        ports.share(&[Subflow { out: 0, into: 1 }], &mut rates);
+        ports.share(&[Subflow { out: 0, into: 1, weight: 1.0 }], &mut rates);
         assert_eq!(rates, [0.75]);
-        ports.share(&[Subflow { out: 0, into: 1 }], &mut rates);
+        ports.share(&[Subflow { out: 0, into: 1, weight: 1.0 }], &mut rates);
         assert_eq!(rates, [0.0]);
     }
 }

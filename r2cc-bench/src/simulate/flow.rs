@@ -1,7 +1,7 @@
 //! Runs plans at the level of flows: how long do they take on a fabric?
 //!
-//! Each message is a flow over the rails that its two nodes share; NIC directions are shared max-min fairly, with
-//! class `Tail` behind the others or alike. A message is on its way when it is the first of its stream, its send
+//! Each message is a flow over the rails that its two nodes share; NIC directions are shared max-min fairly, by the
+//! weights that the plan gives, with class `Tail` behind the others or alike. A message is on its way when it is the first of its stream, its send
 //! and its receive are posted, and its bytes are there when they have flowed: no latency, no headers, traffic
 //! inside a node takes no time. Runs the very plans that the library executes. Start at [`simulate`].
 
@@ -108,8 +108,8 @@ struct Stream {
     from: usize,
     to: usize,
     class: Class,
-    /// Rails that the sender's plan keeps to; empty for all.
-    rails: Vec<usize>,
+    /// What the sender's plan wants each rail to carry; empty: all alike.
+    shares: Vec<f64>,
     messages: Vec<Message>,
     next: usize,
     /// Flows of the message under way.
@@ -267,19 +267,22 @@ impl<'a> Run<'a> {
         let before = self.flows.len();
         match self.settings.striping {
             Striping::Pull => {
-                let mut rails: Vec<usize> =
-                    (0..self.rails).filter(|rail| self.port_speed(from, to, *rail) > 0.0).collect();
-                let kept_to = &self.streams[number].rails;
-                if rails.iter().any(|rail| kept_to.contains(rail)) {
-                    rails.retain(|rail| kept_to.contains(rail));
+                let shares = &self.streams[number].shares;
+                let weight = |rail: usize| shares.get(rail).copied().unwrap_or(1.0);
+                let shared = (0..self.rails).filter(|rail| self.port_speed(from, to, *rail) > 0.0);
+                let mut rails: Vec<(usize, f64)> = shared.map(|rail| (rail, weight(rail))).collect();
+                if rails.iter().any(|(_, weight)| *weight > 0.0) {
+                    rails.retain(|(_, weight)| *weight > 0.0);
+                } else {
+                    rails.iter_mut().for_each(|(_, weight)| *weight = 1.0);
                 }
-                let subflows = rails.into_iter().map(|rail| self.subflow(from, to, rail)).collect();
+                let subflows = rails.into_iter().map(|(rail, weight)| self.subflow(from, to, rail, weight)).collect();
                 self.flows.push(Flow { stream: number, class, left: message.bytes, rate: 0.0, subflows });
             }
             Striping::OneBackup { healthy } => {
                 for (rail, part) in self.stripes(healthy, from, to).into_iter().enumerate() {
                     if part > 0.0 {
-                        let subflows = vec![self.subflow(from, to, rail)];
+                        let subflows = vec![self.subflow(from, to, rail, 1.0)];
                         self.flows.push(Flow {
                             stream: number,
                             class,
@@ -298,9 +301,9 @@ impl<'a> Run<'a> {
         self.fabric.nodes()[from].rails[rail].min(self.fabric.nodes()[to].rails[rail])
     }
 
-    fn subflow(&self, from: usize, to: usize, rail: usize) -> Subflow {
+    fn subflow(&self, from: usize, to: usize, rail: usize, weight: f64) -> Subflow {
         let port = |node: usize, way: usize| ((2 * node + way) * self.rails + rail) as u32;
-        Subflow { out: port(from, 0), into: port(to, 1) }
+        Subflow { out: port(from, 0), into: port(to, 1), weight }
     }
 
     /// The part of a message that each rail carries.
@@ -416,8 +419,8 @@ fn streams(plans: &[RankPlan], element_bytes: usize) -> Result<(Vec<Stream>, Vec
             receive,
             bytes: (elements * element_bytes) as f64,
         });
-        let rails = plans[from].rails.get(&to).cloned().unwrap_or_default();
-        streams.push(Stream { from, to, class, rails, messages: messages.collect(), next: 0, flowing: 0 });
+        let shares = plans[from].shares.get(&(to, class)).cloned().unwrap_or_default();
+        streams.push(Stream { from, to, class, shares, messages: messages.collect(), next: 0, flowing: 0 });
     }
     Ok((streams, stream_of))
 }

@@ -29,23 +29,9 @@ pub enum Collective {
     Scatter = 9,
 }
 
-/// Marks the start of a collective for tracers: called once by every collective, but not by a barrier, on the
-/// calling thread before anything is enqueued. `collective` is a [`Collective`], `bytes` the length of
-/// this rank's longer buffer.
-///
-/// It does nothing. It is a naked function that starts with a push, which the kernel emulates instead of
-/// single-stepping, so that a uprobe on it costs well under a microsecond.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-#[cfg(target_arch = "x86_64")]
-pub extern "C" fn r2cc_collective_begin(collective: u64, bytes: u64) {
-    core::arch::naked_asm!("push rbp", "mov rbp, rsp", "pop rbp", "ret")
-}
-
-/// Marks the start of a collective for tracers.
-#[inline(never)]
-#[unsafe(no_mangle)]
-#[cfg(not(target_arch = "x86_64"))]
-pub extern "C" fn r2cc_collective_begin(collective: u64, bytes: u64) {
-    std::hint::black_box((collective, bytes));
+crate::marks::mark! {
+    /// Marks the start of a collective for tracers: called once by every collective, but not by a barrier, on the
+    /// calling thread before anything is enqueued. `collective` is a [`Collective`], `bytes` the length of
+    /// this rank's longer buffer.
+    r2cc_collective_begin(collective, bytes)
 }

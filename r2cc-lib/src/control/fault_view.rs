@@ -172,10 +172,16 @@ impl FaultView {
             .into_iter()
             .filter(|end| pairs.iter().filter(|(a, b)| a == *end || b == *end).all(|p| bad.contains_key(p)))
             .collect();
-        for ((a, b), cause) in &bad {
+        // What pairs with one such end name explains those with two.
+        let are_both = |(a, b): &(End, End)| wholly.contains(a) && wholly.contains(b);
+        let (two, one): (Vec<_>, Vec<_>) = bad.iter().partition(|(pair, _)| are_both(pair));
+        for ((a, b), cause) in one.into_iter().chain(two) {
+            let nic = |(node, nic): &End| Component::Nic { node: node.clone(), nic: nic.clone() };
+            let is_named = |end: &End| entries.iter().any(|e| e.rail == name && e.component == nic(end));
             let component = match (wholly.contains(a), wholly.contains(b)) {
-                (true, false) => Component::Nic { node: a.0.clone(), nic: a.1.clone() },
-                (false, true) => Component::Nic { node: b.0.clone(), nic: b.1.clone() },
+                (true, false) => nic(a),
+                (false, true) => nic(b),
+                (true, true) if is_named(a) || is_named(b) => continue,
                 _ => Component::OneOf { candidates: vec![format!("{}/{}", a.0, a.1), format!("{}/{}", b.0, b.1)] },
             };
             if !entries.iter().any(|e| e.component == component) {
@@ -252,6 +258,15 @@ mod tests {
         lose(&mut view, 5, 0, 1);
         assert_eq!(components(&view), [nic("node-1", "mlx5_2")]);
         assert_eq!(view.entries()[0].rail, "rail-2");
+    }
+
+    #[test]
+    fn two_dead_neighbours_of_four_nodes_are_named_and_the_pair_between_them_needs_no_other_reason() {
+        let mut view = cluster(4, 1);
+        for (from, to) in [(0, 1), (1, 2), (3, 0)] {
+            lose(&mut view, from, to, 1);
+        }
+        assert_eq!(components(&view), [nic("node-1", "mlx5_2"), nic("node-2", "mlx5_2")]);
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //! 3. When all counts are known, the schedule holds from the highest count + 1 on, and the ranks thaw.
 //!
 //! Only the coordinator decides. A rank that has frozen does not time out by itself: it learns the outcome, or
-//! the communicator fails. A later proposal ends an earlier one that has not been committed; because every
-//! proposal names the last commit, a rank that hears the messages in another order comes to the same end.
+//! the communicator fails. A lost coordinator has no successor: a communicator that has lost a rank is over, and who
+//! committed by the answers in its place might not know of a later proposal that has thawed others. A later proposal
+//! ends an earlier one that has not been committed; because every proposal names the last commit, a rank that hears
+//! the messages in another order comes to the same end.
 //!
 //! A pure state machine: it takes messages in and hands out what to do. Start at [`Switch`].
 
@@ -121,6 +123,11 @@ impl<S: Clone + PartialEq> Switch<S> {
         self.committed.as_ref()
     }
 
+    /// Whether this rank waits for the outcome of a proposal before it starts another collective.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
     /// Coordinator: propose a schedule, in place of what is proposed now. Without effect on other ranks, and if
     /// it is what is proposed already, or holds while nothing is.
     pub fn propose(&mut self, schedule: S) {
@@ -231,23 +238,11 @@ impl<S: Clone + PartialEq> Switch<S> {
     }
 }
 
-/// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule holds:
-/// called once by every freeze, after the count of collectives stands still at `calls` and before anybody is told.
-///
-/// It does nothing; see [`r2cc_collective_begin`](crate::collective::r2cc_collective_begin).
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-#[cfg(target_arch = "x86_64")]
-pub extern "C" fn r2cc_switch_freeze(epoch: u64, calls: u64) {
-    core::arch::naked_asm!("push rbp", "mov rbp, rsp", "pop rbp", "ret")
-}
-
-/// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule holds.
-#[inline(never)]
-#[unsafe(no_mangle)]
-#[cfg(not(target_arch = "x86_64"))]
-pub extern "C" fn r2cc_switch_freeze(epoch: u64, calls: u64) {
-    std::hint::black_box((epoch, calls));
+crate::marks::mark! {
+    /// Marks for tracers that this rank starts no more collectives until it hears from which on another schedule
+    /// holds: called once by every freeze, after the count of collectives stands still at `calls` and before anybody
+    /// is told.
+    r2cc_switch_freeze(epoch, calls)
 }
 
 #[cfg(test)]
@@ -319,6 +314,28 @@ mod tests {
         job.run(|_, _| false);
         assert_eq!(job.adopted, vec![vec![(2, 'b')]; 3]);
         assert_eq!(job.frozen, [false; 3]);
+    }
+
+    /// Why a lost coordinator has no successor, not even one that has every answer.
+    #[test]
+    fn a_successor_that_commits_by_the_answers_differs_from_a_rank_that_a_later_proposal_has_thawed() {
+        let mut job = Job::new([1, 1, 1]);
+        job.ranks[0].propose('a');
+        let mut answers = BTreeMap::new();
+        job.run(|to, message| {
+            if let (1, SwitchMessage::Frozen { epoch: 1, calls }) = (to, message) {
+                answers.insert(answers.len(), *calls);
+            }
+            matches!(message, SwitchMessage::Frozen { .. })
+        });
+        assert_eq!((answers.len(), job.frozen), (3, [true; 3]), "rank 1 has every answer, the coordinator none");
+        job.ranks[0].propose('b');
+        job.run(|to, _| to == 1);
+        assert!(!job.frozen[2], "it may start its second collective, by the old schedule");
+        let at = answers.values().max().unwrap() + 1;
+        job.ranks[1].handle(1, SwitchMessage::Commit(Commit { epoch: 1, at, schedule: 'a' }));
+        job.run(|_, _| false);
+        assert_eq!(job.adopted[1], [(2, 'a')], "and rank 1 would start its second by another");
     }
 
     #[test]

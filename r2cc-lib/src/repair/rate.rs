@@ -46,6 +46,8 @@ pub struct RateEstimate {
     /// The window is doubled this many times.
     slack: u32,
     calm_samples: u32,
+    /// Windows and chunks are made for this rate in place of the measured one.
+    pace_bytes_s: Option<u64>,
 }
 
 impl Default for RateEstimate {
@@ -63,6 +65,7 @@ impl Default for RateEstimate {
             drained: false,
             slack: 0,
             calm_samples: 0,
+            pace_bytes_s: None,
         }
     }
 }
@@ -152,8 +155,13 @@ impl RateEstimate {
         self.kernel_bytes_s.or_else(|| self.samples.iter().copied().max().filter(|r| *r > 0))
     }
 
+    /// Makes windows and chunks for a rate that is given, not for the measured one.
+    pub fn set_pace(&mut self, bytes_s: Option<u64>) {
+        self.pace_bytes_s = bytes_s;
+    }
+
     fn bytes_in(&self, time: Time) -> Option<u64> {
-        let bytes = u128::from(self.bytes_s()?) * time.as_nanos() / 1_000_000_000;
+        let bytes = u128::from(self.pace_bytes_s.or_else(|| self.bytes_s())?) * time.as_nanos() / 1_000_000_000;
         Some(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
@@ -313,6 +321,16 @@ mod tests {
             let expected = if drained { 25_000_001 } else { 2_500_000 };
             assert_eq!(rate.bytes_s(), Some(expected), "{rate:?}");
         }
+    }
+
+    #[test]
+    fn a_pace_decides_on_the_window_and_leaves_the_measured_rate_alone() {
+        let tuning = Tuning::default();
+        let mut rate = at(25_000_000);
+        rate.set_pace(Some(10_000_000));
+        assert_eq!((rate.bytes_s(), rate.outstanding_bytes(&tuning)), (Some(25_000_000), 100_000));
+        rate.set_pace(None);
+        assert_eq!(rate.outstanding_bytes(&tuning), 250_000);
     }
 
     #[test]

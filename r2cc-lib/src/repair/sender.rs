@@ -214,6 +214,13 @@ impl Sender {
         }
     }
 
+    /// From now on the path's window is made for this rate, in bytes a second, or for the one that is measured.
+    pub fn set_pace(&mut self, path: PathId, bytes_s: Option<u64>) {
+        if let Some(path) = self.paths.get_mut(usize::from(path.0)) {
+            path.rate.set_pace(bytes_s);
+        }
+    }
+
     fn is_open_to_chunks(&self, path: &PathEnd) -> bool {
         let first = |other: &PathEnd| other.state == PathState::Live && !other.stands_by;
         path.state == PathState::Live && (!path.stands_by || !self.paths.iter().any(first))

@@ -114,15 +114,16 @@ pub struct Step {
 }
 
 /// The steps of one rank, in posting order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct RankPlan {
     /// The steps; a plan without steps is complete at once.
     pub steps: Vec<Step>,
     /// Length of the scratch buffer.
     pub scratch_elements: usize,
-    /// Rails, from 0, that messages to a peer keep to as long as one of them works; to all others they take every
-    /// rail. That decides how long a plan takes, never what it computes.
-    pub rails: BTreeMap<usize, Vec<usize>>,
+    /// Elements that each rail should carry, by peer and class. While all are busy, messages share a NIC in these
+    /// proportions; a rail with none carries nothing as long as one with some works. Messages that are not named take
+    /// every rail alike. That decides how long a plan takes, never what it computes.
+    pub shares: BTreeMap<(usize, Class), Vec<f64>>,
 }
 
 impl RankPlan {

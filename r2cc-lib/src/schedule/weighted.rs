@@ -8,12 +8,13 @@
 //! node takes in one contribution at a time for each piece, in plan order, and no rank runs ahead by more than a
 //! window. Start at [`weighted_all_reduce`].
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::compose::{Composer, Landing};
-use super::packing::{Packing, Tree};
-use super::plan::{Class, RankPlan};
+use super::packing::{Packing, PairRails, Tree};
+use super::plan::{Action, Class, RankPlan};
 use super::r2cc::Shape;
 use super::ring::{granule_elements, segments};
 
@@ -26,9 +27,6 @@ const SECTION_BYTES_MIN: usize = 64 << 10;
 pub struct Weighted {
     /// Number of sections; by default 128, fewer if they would be shorter than 64 KiB.
     pub sections: Option<usize>,
-    /// How many sections take turns on the way up, so that a late message of one does not hold the others; by
-    /// default 1 where trees are flat, else 4.
-    pub turns: Option<usize>,
     /// A rank sends nothing of a section before the section so many before it has come back to it; what keeps
     /// fast nodes from running ahead of slow ones. By default 4, or as many as there are nodes, for
     /// each rank of a node: each leads a section at a time.
@@ -47,66 +45,67 @@ pub fn weighted_all_reduce(nodes: &[Vec<usize>], packing: &Packing, shape: Shape
         let bytes = shape.elements * shape.element_bytes;
         SECTIONS.min(bytes / SECTION_BYTES_MIN).max(1)
     });
-    let routes: Vec<Route> = packing.trees.iter().enumerate().map(|(i, tree)| Route::new(i, tree)).collect();
-    let flat = routes.iter().all(|route| route.up.len() <= 1);
-    let turns = how.turns.unwrap_or(if flat { 1 } else { 4 }).max(1);
+    let loads = packing.loads();
+    let routes: Vec<Route> = packing.trees.iter().enumerate().map(|(i, tree)| Route::new(i, tree, &loads)).collect();
     let sections: Vec<Section> = segments(sections, shape.elements, shape.element_bytes)
         .into_iter()
         .filter(|range| !range.is_empty())
         .enumerate()
         .map(|(number, range)| Section::new(nodes, packing, number, range, shape))
         .collect();
-    let window = how
-        .window
-        .unwrap_or(WINDOW.max(nodes.len()) * nodes.iter().map(Vec::len).max().unwrap_or(1))
-        .max(1)
-        .next_multiple_of(turns);
+    let window = how.window.unwrap_or(WINDOW.max(nodes.len()) * nodes.iter().map(Vec::len).max().unwrap_or(1)).max(1);
     // Steps with which each section has come back, by rank.
     let mut back: VecDeque<Vec<Vec<u32>>> = VecDeque::new();
-    for group in sections.chunks(turns) {
+    for section in &sections {
         let mut landed = vec![Vec::new(); world];
-        if back.len() == window / turns
+        if back.len() == window
             && let Some(before) = back.pop_front()
         {
             before.into_iter().enumerate().for_each(|(rank, steps)| composer.hold_sends_for(rank, steps));
         }
-        for piece in group.iter().flat_map(|section| &section.pieces) {
-            piece.gather_in_nodes(&mut composer);
-        }
+        section.pieces.iter().for_each(|piece| piece.gather_in_nodes(&mut composer));
         for round in 0..routes.iter().map(|route| route.up.len()).max().unwrap_or(0) {
-            for section in group {
-                for (route, piece) in routes.iter().zip(&section.pieces) {
-                    for hop in route.up.get(round).into_iter().flatten() {
-                        let steps = piece.hop(&mut composer, Class::Beside, hop);
-                        if hop.landing == Landing::Finish {
-                            landed[piece.nodes[hop.to][0]].extend(steps);
-                        }
-                    }
-                }
-            }
-        }
-        for round in 0..routes.iter().map(|route| route.down.len()).max().unwrap_or(0) {
-            for section in group {
-                for (route, piece) in routes.iter().zip(&section.pieces) {
-                    for hop in route.down.get(round).into_iter().flatten() {
-                        let steps = piece.hop(&mut composer, Class::Main, hop);
+            for (route, piece) in routes.iter().zip(&section.pieces) {
+                for hop in route.up.get(round).into_iter().flatten() {
+                    let steps = piece.hop(&mut composer, Class::Beside, hop);
+                    if hop.landing == Landing::Finish {
                         landed[piece.nodes[hop.to][0]].extend(steps);
                     }
                 }
             }
         }
-        for piece in group.iter().flat_map(|section| &section.pieces) {
-            piece.spread_in_nodes(&mut composer, &mut landed);
+        for round in 0..routes.iter().map(|route| route.down.len()).max().unwrap_or(0) {
+            for (route, piece) in routes.iter().zip(&section.pieces) {
+                for hop in route.down.get(round).into_iter().flatten() {
+                    let steps = piece.hop(&mut composer, Class::Main, hop);
+                    landed[piece.nodes[hop.to][0]].extend(steps);
+                }
+            }
         }
+        section.pieces.iter().for_each(|piece| piece.spread_in_nodes(&mut composer, &mut landed));
         back.push_back(landed);
     }
     let mut plans = composer.finish();
-    for pair in &packing.rails {
+    share_rails(&mut plans, nodes, &packing.rails);
+    plans
+}
+
+/// Tells each rank how many elements of its messages each rail should carry.
+fn share_rails(plans: &mut [RankPlan], nodes: &[Vec<usize>], rails: &[PairRails]) {
+    for pair in rails {
         for &from in &nodes[pair.from] {
-            plans[from].rails.extend(nodes[pair.to].iter().map(|&to| (to, pair.rails.clone())));
+            let mut sent: BTreeMap<(usize, Class), usize> = BTreeMap::new();
+            for step in &plans[from].steps {
+                if let Action::Send { peer, src } = step.action
+                    && nodes[pair.to].contains(&peer)
+                {
+                    *sent.entry((peer, step.class)).or_default() += src.len;
+                }
+            }
+            let share = |(stream, sent)| (stream, pair.parts.iter().map(|part| part * sent as f64).collect());
+            plans[from].shares.extend(sent.into_iter().map(share));
         }
     }
-    plans
 }
 
 /// One message of a tree.
@@ -125,8 +124,9 @@ struct Route {
 }
 
 impl Route {
-    /// `turn` decides who is first among equals, so that trees do not all begin with the same node.
-    fn new(turn: usize, tree: &Tree) -> Self {
+    /// Nodes that carry more go first: the others have less to make up for what they wait. `turn` decides who is first
+    /// among equals, so that trees do not all begin with the same node.
+    fn new(turn: usize, tree: &Tree, loads: &[f64]) -> Self {
         let nodes = tree.parent.len();
         let mut height = vec![0; nodes];
         let mut depth = vec![0; nodes];
@@ -139,8 +139,10 @@ impl Route {
             }
             *depth = hops;
         }
-        let children: Vec<usize> =
+        let mut children: Vec<usize> =
             (1..=nodes).map(|i| (tree.root + turn + i) % nodes).filter(|&node| node != tree.root).collect();
+        // Loads that should be equal differ by rounding.
+        children.sort_by_key(|&node| Reverse((loads[node] * 1e6).round() as u64));
         let mut up = vec![Vec::new(); height[tree.root]];
         let mut down = up.clone();
         for node in children {
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
     use crate::schedule::fabric::{Fabric, FabricNode};
     use crate::schedule::testing::{any_fabric, any_shape};
-    use crate::schedule::{Action, Goal, check};
+    use crate::schedule::{Goal, check};
 
     fn ring(fabric: &Fabric) -> Vec<usize> {
         (0..fabric.nodes().len()).collect()
@@ -277,11 +279,10 @@ mod tests {
             fabric in any_fabric(16, 8),
             shape in any_shape(),
             sections in prop::option::of(1usize..7),
-            turns in prop::option::of(1usize..4),
             window in prop::option::of(1usize..4),
         ) {
             let packing = Packing::new(&fabric, &ring(&fabric));
-            let plans = weighted_all_reduce(&ranks(&fabric), &packing, shape, Weighted { sections, turns, window });
+            let plans = weighted_all_reduce(&ranks(&fabric), &packing, shape, Weighted { sections, window });
             let proof = check(&plans, Goal::AllReduce { in_place: shape.in_place }, shape.elements);
             prop_assert!(proof.is_ok(), "{:?}", proof);
         }

@@ -6,6 +6,7 @@
 
 mod connecting;
 mod receiving;
+mod sharing;
 mod writing;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -231,13 +232,15 @@ struct Link {
     dirty: bool,
     /// Sends on a NIC only what the links that do not yield leave of it.
     yields: bool,
+    /// How much of its NIC a path of an outgoing link takes beside others, if it is told.
+    weights: BTreeMap<PathId, f64>,
 }
 
 impl Link {
     fn new(peer: usize, name: LinkName, key: Key, pairs: BTreeMap<PathId, PairOfNics>, end: End) -> Self {
-        let (early, lanes) = (BTreeMap::new(), BTreeMap::new());
+        let (early, lanes, weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (left, dirty, yields) = (false, true, false);
-        Self { peer, name, key, pairs, end, early, lanes, recent: None, awaited: false, left, dirty, yields }
+        Self { peer, name, key, pairs, end, early, lanes, recent: None, awaited: false, left, dirty, yields, weights }
     }
 }
 
@@ -429,16 +432,6 @@ impl Links {
         }
     }
 
-    /// On an outgoing link, paths that are not `chosen` carry chunks only while no chosen one is live.
-    pub fn choose_paths(&mut self, peer: usize, chosen: impl Fn(&PairOfNics) -> bool) {
-        let Some(at) = self.send_to.get(&peer) else { return };
-        let link = &mut self.links[*at];
-        if let End::Send(sender, _) = &mut link.end {
-            link.pairs.iter().for_each(|(path, pair)| sender.set_standing_by(*path, !chosen(pair)));
-            link.dirty = true;
-        }
-    }
-
     /// Whether nothing is owed on a link: every message sent is acknowledged, every receive posted has landed.
     pub fn is_idle(&self, side: Side, peer: usize) -> bool {
         self.find(side, peer).is_ok_and(|at| match &self.links[at].end {
@@ -614,6 +607,7 @@ impl Links {
                 (Ok(_), None) => {}
             }
         }
+        self.pace_paths();
         for link in self.links.iter_mut().filter(|link| !link.left) {
             link.dirty = true;
             match &mut link.end {

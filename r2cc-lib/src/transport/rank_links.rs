@@ -35,8 +35,8 @@ pub(crate) struct RankLinks {
     events: VecDeque<LinkEvent>,
     /// Subnet of each rail.
     subnets: Vec<Ipv4Addr>,
-    /// Rails that messages to a rank keep to.
-    rails: BTreeMap<usize, Vec<usize>>,
+    /// What each rail should carry of the messages to a rank.
+    shares: BTreeMap<(usize, Class), Vec<f64>>,
     /// NICs, by node and name, that no path is opened on where there is another.
     avoided: BTreeSet<(String, String)>,
 }
@@ -63,9 +63,9 @@ impl RankLinks {
         for stream in (0..roster.len()).filter(reached).flat_map(streams) {
             incoming.add_incoming(stream.number(), stream.name(stream.peer, me), key.clone())?;
         }
-        let (posted, events, rails) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
+        let (posted, events, shares) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
         let (subnets, avoided) = (topology::rails(&roster), BTreeSet::new());
-        Ok(Self { me, roster, key, incoming, outgoing, posted, events, subnets, rails, avoided })
+        Ok(Self { me, roster, key, incoming, outgoing, posted, events, subnets, shares, avoided })
     }
 
     /// No path of a link that is opened from now on uses these NICs, by node and name, unless it has no other.
@@ -102,34 +102,32 @@ impl RankLinks {
         self.outgoing.with(|links| {
             links.add_outgoing(now(), number, name, key, pairs)?;
             links.set_yielding(number, stream.class == Class::Tail);
-            links.choose_paths(number, |pair| self.is_kept_to(stream.peer, pair));
+            links.share_paths(number, |pair| self.share(stream, pair));
             Ok::<_, LinksError>(())
         })?;
         self.posted.insert(number, 0);
         Ok(())
     }
 
-    /// From now on messages to the ranks that are named keep to these rails, those to all others to none.
-    pub(crate) fn keep_to_rails(&mut self, rails: &BTreeMap<usize, Vec<usize>>) {
-        if self.rails == *rails {
+    /// From now on messages that are named take the rails in these proportions, all others as they can.
+    pub(crate) fn share_rails(&mut self, shares: &BTreeMap<(usize, Class), Vec<f64>>) {
+        if self.shares == *shares {
             return;
         }
-        let before = std::mem::replace(&mut self.rails, rails.clone());
-        let peers: BTreeSet<usize> = before.into_keys().chain(rails.keys().copied()).collect();
+        let before = std::mem::replace(&mut self.shares, shares.clone());
+        let streams: BTreeSet<(usize, Class)> = before.into_keys().chain(shares.keys().copied()).collect();
         self.outgoing.with(|links| {
-            for peer in peers {
-                for class in Class::ALL {
-                    links.choose_paths(Stream { peer, class }.number(), |pair| self.is_kept_to(peer, pair));
-                }
+            for stream in streams.into_iter().map(|(peer, class)| Stream { peer, class }) {
+                links.share_paths(stream.number(), |pair| self.share(stream, pair));
             }
         });
     }
 
-    fn is_kept_to(&self, peer: usize, pair: &PairOfNics) -> bool {
-        let (Some(rails), Some(nic)) = (self.rails.get(&peer), pair.from_nic) else { return true };
-        let subnet = self.roster[self.me].nics[nic].subnet();
-        let rail = self.subnets.iter().position(|rail| *rail == subnet);
-        rail.is_some_and(|rail| rails.contains(&rail))
+    fn share(&self, stream: Stream, pair: &PairOfNics) -> Option<f64> {
+        let shares = self.shares.get(&(stream.peer, stream.class))?;
+        let subnet = self.roster[self.me].nics[pair.from_nic?].subnet();
+        let rail = self.subnets.iter().position(|rail| *rail == subnet)?;
+        Some(shares.get(rail).copied().unwrap_or(0.0))
     }
 
     /// Whether every path of these outgoing links is in service or known not to be.
@@ -203,6 +201,11 @@ impl RankLinks {
     /// As [`Links::handle_doubt`].
     pub(crate) fn handle_doubt(&mut self, rail: Ipv4Addr) {
         self.outgoing.with(|links| links.handle_doubt(rail));
+    }
+
+    /// Puts a byte on every path of the outgoing links, so that a stall would show.
+    pub(crate) fn probe(&mut self) {
+        self.outgoing.with(|links| self.subnets.iter().for_each(|rail| links.handle_doubt(*rail)));
     }
 
     /// As [`Links::gossip`]; what the outgoing links have to say is written at once, as they may be abandoned next.

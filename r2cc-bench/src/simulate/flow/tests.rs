@@ -128,7 +128,10 @@ fn weighted_over_bound(fabric: &Fabric) -> f64 {
     let order = fabric.best_ring();
     let plans = cost::best_weighted(fabric, &order).plans(SHAPE);
     let bound = packing::bound(fabric) * (SHAPE.elements * SHAPE.element_bytes) as f64;
-    seconds(&plans, fabric, true) / bound
+    // Messages that differ by rounding end together, or 128 nodes take minutes.
+    let quantum_s = bound * 1e-6;
+    let settings = Settings { element_bytes: SHAPE.element_bytes, priority: true, striping: Striping::Pull, quantum_s };
+    simulate(&plans, fabric, settings).unwrap().seconds / bound
 }
 
 #[test]
@@ -159,29 +162,39 @@ fn weighted_without_faults_is_within_3_percent_of_the_bound_up_to_128_nodes() {
     }
 }
 
-/// How far Weighted is from the bound where it is not within 3 %: as measured, with a little room.
+/// In equal parts of each NIC it would be up to 1.24 times the bound.
 #[test]
-fn weighted_with_faults_on_more_nodes_is_no_further_from_the_bound_than_measured() {
+fn weighted_with_faults_and_unequal_nics_is_within_3_percent_of_the_bound_up_to_128_nodes() {
     let third = 1.0 / 3.0;
+    let all = vec![third; 3];
+    let without = |rail: usize| (0..3).map(|r| if r == rail { 0.0 } else { third }).collect::<Vec<f64>>();
+    let half = |rail: usize| (0..3).map(|r| if r == rail { third / 2.0 } else { third }).collect::<Vec<f64>>();
+    let nodes = |count: usize, first: &[Vec<f64>]| {
+        let mut nics = vec![all.clone(); count];
+        nics[..first.len()].clone_from_slice(first);
+        fabric(2, &nics)
+    };
     let cases = [
-        ("4 any", any_to_any(&with_lost(4, 2, 3, &[1, 1])), 1.08),
-        ("4 rails", with_lost(4, 2, 3, &[1, 1]), 1.17),
-        ("4 any 2+1", any_to_any(&with_lost(4, 1, 3, &[2, 1])), 1.03),
-        ("4 rails 2+1", with_lost(4, 1, 3, &[2, 1]), 1.05),
-        (
-            "4 different rails",
-            fabric(2, &[vec![0.0, third, third], vec![third, 0.0, third], vec![third; 3], vec![third; 3]]),
-            1.10,
-        ),
-        ("3 unequal", fabric(2, &[vec![0.5, 0.2, 0.3], vec![third; 3], vec![third, 0.5, 0.1]]), 1.22),
-        ("8 any", any_to_any(&with_lost(8, 1, 8, &[3, 0, 1])), 1.06),
-        ("16 any", any_to_any(&with_lost(16, 1, 8, &[1, 2, 0, 4])), 1.09),
-        ("32 any", any_to_any(&with_lost(32, 1, 8, &[3])), 1.24),
+        ("3 one at half rate", nodes(3, &[half(0)])),
+        ("3 two at half rate, same rail", nodes(3, &[half(0), half(0)])),
+        ("3 two at half rate, different rails", nodes(3, &[half(0), half(1)])),
+        ("3 unequal", fabric(2, &[vec![0.5, 0.2, 0.3], all.clone(), vec![third, 0.5, 0.1]])),
+        ("4 one lost", nodes(4, &[without(0)])),
+        ("4 any", any_to_any(&nodes(4, &[without(0), without(0)]))),
+        ("4 same rail", nodes(4, &[without(0), without(0)])),
+        ("4 different rails", nodes(4, &[without(0), without(1)])),
+        ("4 any 2+1", any_to_any(&with_lost(4, 1, 3, &[2, 1]))),
+        ("4 rails 2+1", with_lost(4, 1, 3, &[2, 1])),
+        ("8 different rails", nodes(8, &[without(0), without(1)])),
+        ("8 any", any_to_any(&with_lost(8, 1, 8, &[3, 0, 1]))),
+        ("16 any", any_to_any(&with_lost(16, 1, 8, &[1, 2, 0, 4]))),
+        ("32 any", any_to_any(&with_lost(32, 1, 8, &[3, 1]))),
+        ("128 any", any_to_any(&with_lost(128, 1, 8, &[3]))),
     ];
     let mut over = Vec::new();
-    for (name, fabric, limit) in cases {
+    for (name, fabric) in cases {
         let ratio = weighted_over_bound(&fabric);
-        if !(0.999..=limit).contains(&ratio) {
+        if !(0.999..=1.03).contains(&ratio) {
             over.push(format!("{name}: {ratio:.4}"));
         }
     }

@@ -349,10 +349,13 @@ fn no_state_hangs_and_no_two_ranks_differ_with_a_fault_in_each_phase() {
     assert!(found.switched > 0 && found.waited > 0, "{found:?}");
 }
 
+/// Of one communicator the coordinator is lost, of the other another rank, or the third of both.
 #[test]
 fn with_a_rank_lost_at_any_moment_every_other_gets_its_error() {
-    let found = sound([1, 1], true);
-    assert!(found.failures > 0, "{found:?}");
+    for faults in [[1, 1], [2, 0]] {
+        let found = sound(faults, true);
+        assert!(found.failures > 0 && found.waited > 0, "{found:?}");
+    }
 }
 
 #[test]

@@ -6,8 +6,6 @@
 //! spanning tree must cost 1 or more. The trees that matter are found by solving the dual with few of them and
 //! adding the cheapest tree until it costs 1; the primal over the trees found has the same optimum.
 
-use std::collections::BTreeSet;
-
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
 
 use super::{PairRails, Tree};
@@ -101,10 +99,9 @@ pub(super) fn solve(fabric: &Fabric) -> Option<(Vec<Tree>, f64)> {
     Some((packed, 1.0 / (rate * most)))
 }
 
-/// Seconds a byte for trees that are given, and the rails that each node's messages to another take: the same
-/// linear program with the weights fixed and each direction by itself. A vertex of it has few entries; where it
-/// leaves each NIC direction to one pair of nodes, nobody's flows get into each other's way. Where it does not, pairs
-/// take all their rails: flows that meet on a NIC share it alike, not in the parts that the program has in mind.
+/// Seconds a byte for trees that are given, and the rails of each node's messages to another: the same linear
+/// program with the weights fixed and each direction by itself. A vertex of it has few entries; where it leaves each
+/// NIC direction to one pair of nodes, nobody's flows get into each other's way.
 pub(super) fn assign(fabric: &Fabric, trees: &[Tree]) -> Option<(f64, Vec<PairRails>)> {
     let nodes = fabric.nodes();
     let most = nodes.iter().flat_map(|node| &node.rails).copied().fold(0.0, f64::max);
@@ -140,25 +137,17 @@ pub(super) fn assign(fabric: &Fabric, trees: &[Tree]) -> Option<(f64, Vec<PairRa
         }
     }
     let solution = problem.solve().ok()?.into_solution().ok()?;
-    let taken = |parts: &[(usize, Variable)], load: f64| {
-        let carries = |&&(_, part): &&(usize, Variable)| solution.var_value(part) > load * LEAST_PART;
-        parts.iter().filter(carries).map(|&(rail, _)| rail).collect()
+    let pair = |(from, to, load, on_rails): (usize, usize, f64, Vec<(usize, Variable)>)| {
+        let mut parts = vec![0.0; rails];
+        for (rail, part) in on_rails {
+            let part = solution.var_value(part);
+            parts[rail] = if part > load * LEAST_PART { part } else { 0.0 };
+        }
+        let sum: f64 = parts.iter().sum();
+        parts.iter_mut().for_each(|part| *part /= sum);
+        PairRails { from, to, parts }
     };
-    let pairs = traffic.iter().map(|(from, to, load, parts)| {
-        let rails = taken(parts, *load);
-        PairRails { from: *from, to: *to, rails }
-    });
-    let pairs: Vec<PairRails> = pairs.collect();
-    let exclusive = has_each_direction_once(&pairs);
-    Some((solution.objective() / most, if exclusive { pairs } else { Vec::new() }))
-}
-
-/// Whether no two pairs send from, or into, the same NIC.
-fn has_each_direction_once(pairs: &[PairRails]) -> bool {
-    let mut taken = BTreeSet::new();
-    pairs.iter().all(|pair| {
-        pair.rails.iter().all(|&rail| taken.insert((pair.from, rail, true)) && taken.insert((pair.to, rail, false)))
-    })
+    Some((solution.objective() / most, traffic.into_iter().map(pair).collect()))
 }
 
 /// Kruskal's; of equal edges the first. Returns indices of edges, ascending.
