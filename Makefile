@@ -42,9 +42,10 @@ test-static:
 test-units:
 	$(CARGO) test --workspace --all-features
 
-# The net plugin and its test host under AddressSanitizer: a build of its own, beside the other.
+# The net plugin and its test host under AddressSanitizer: a build of its own, beside the other. The host exports the
+# sanitizer's functions, which the plugin that it loads needs.
 asan:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 $(CARGO) test -p r2cc-nccl \
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-Wl,--export-dynamic" ASAN_OPTIONS=detect_leaks=0 $(CARGO) test -p r2cc-nccl \
 		--target x86_64-unknown-linux-gnu --target-dir target/asan
 
 # The repeated rows; by hand before an issue is closed. Results go to results/soak/.

@@ -23,8 +23,10 @@ use crate::{events, log};
 /// these bounds: a thread for each link measures best, and those that wait cost nothing.
 const PROCESSORS_OF_WORKER: usize = 2;
 const WORKERS: std::ops::RangeInclusive<usize> = 2..=16;
-/// With so many processors, a communicator has more than one stripe; `R2CC_STRIPES` sets their number.
+/// A communicator has more than one stripe where its NICs are faster than one thread, and processors are many;
+/// `R2CC_STRIPES` sets their number. On slower NICs two links would only stand in each other's way.
 const STRIPED_PROCESSORS: usize = 8;
+const THREAD_MBIT_S: u64 = 30_000;
 
 /// The one device that NCCL sees: all NICs together.
 #[derive(Debug)]
@@ -193,8 +195,9 @@ pub(crate) fn close_context(context: u64) {
 }
 
 /// Links of a communicator that is received from.
-fn stripes() -> usize {
-    let by_default = if processors() >= STRIPED_PROCESSORS { STRIPES_MAX } else { 1 };
+fn stripes(device: &Device) -> usize {
+    let is_fast = device.speed_mbit_s > THREAD_MBIT_S && processors() >= STRIPED_PROCESSORS;
+    let by_default = if is_fast { STRIPES_MAX } else { 1 };
     number("R2CC_STRIPES").map_or(by_default, |asked| (asked as usize).clamp(1, STRIPES_MAX))
 }
 
@@ -253,7 +256,7 @@ fn hand_out(context: u64, comm: &Arc<Comm>, listening: bool) -> usize {
 /// If the kernel refuses what it takes.
 pub(crate) fn listen(context: u64) -> Result<(usize, [u8; crate::abi::HANDLE_BYTES]), Status> {
     let device = device()?;
-    let (comm, handle) = with_workers(Side::Recv, stripes(), |links| {
+    let (comm, handle) = with_workers(Side::Recv, stripes(device), |links| {
         let addrs = |(_, worker): &(usize, Arc<Worker>)| {
             let ports = worker.ports().iter();
             device.nics.iter().zip(ports).map(|(nic, port)| SocketAddrV4::new(nic.addr, *port)).collect()

@@ -47,7 +47,11 @@ impl Plugin {
         let symbol = CString::new(format!("ncclNetPlugin_v{version}")).expect("a name without a zero");
         // SAFETY: loads the plugin under test; its constructor only sets variables.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!library.is_null(), "cannot load {path}");
+        if library.is_null() {
+            // SAFETY: the loader's text on what has just failed, for this thread.
+            let why = unsafe { CStr::from_ptr(libc::dlerror()) };
+            panic!("cannot load {path}: {}", why.to_string_lossy());
+        }
         // SAFETY: the handle is open.
         let table = unsafe { libc::dlsym(library, symbol.as_ptr()) };
         assert!(!table.is_null(), "{path} has no table of version {version}");
