@@ -244,7 +244,8 @@ impl Builder {
         let (of_me, key) = ((rank, Arc::clone(&roster)), joined.lane_key);
         let mut links = RankLinks::new(of_me, key, self.tuning, Arc::clone(&epoll), listeners, Arc::clone(&wake))?;
         links.avoid(planner.declared_nics());
-        let (is_complete, nodes) = (is_complete(&roster), by_node(&roster));
+        let is_complete = is_complete(&roster);
+        let nodes = by_node(&roster).iter().map(|node| node.iter().map(|member| member.rank).collect()).collect();
         let (sender, commands) = channel();
         let engine = Engine {
             me: rank,

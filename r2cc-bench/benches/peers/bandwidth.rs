@@ -156,7 +156,7 @@ fn judge(rows: &[Row]) -> Result<bool> {
         }
         for (met, what) in limits(sized) {
             good &= met;
-            writeln!(text, "{}  {what}", if met { "PASS" } else { "FAIL" })?;
+            writeln!(text, "{}  {what}", crate::verdict(met))?;
         }
         writeln!(text)?;
     }

@@ -84,14 +84,14 @@ pub(crate) fn compare(options: &Options, out: Option<&Path>) -> Result<bool> {
         ratios.sort_by(f64::total_cmp);
         let ratio = ratios[ratios.len() / 2];
         let (least, worst) = (ratios[0], ratios[ratios.len() - 1]);
-        let verdict = if ratio <= most { "PASS" } else { "FAIL" };
+        let verdict = crate::verdict(ratio <= most);
         writeln!(text, "{verdict}    ratio {ratio:.2} ({least:.2} to {worst:.2}), at most {most}\n")?;
         rows.push(Row { ranks, rounds, ratio, most });
     }
     crate::record(out, "latency.json", &rows)?;
     let shares = Library::Ours.start(&cluster, NODES, &Work::Idle(IDLE_S))?.idle(JOB_MOST)?;
     let idle = shares.into_iter().fold(0.0, f64::max);
-    let verdict = if idle <= IDLE_MOST { "PASS" } else { "FAIL" };
+    let verdict = crate::verdict(idle <= IDLE_MOST);
     let (idle_percent, most_percent) = (idle * 100.0, IDLE_MOST * 100.0);
     writeln!(
         text,

@@ -93,6 +93,11 @@ fn enter(argv: &[String]) -> Result<bool> {
     match r2cc_bench::cluster::enter(&node, Some(&cluster), &argv)? {}
 }
 
+/// How a limit is printed.
+fn verdict(met: bool) -> &'static str {
+    if met { "PASS" } else { "FAIL" }
+}
+
 /// Writes figures as JSON, if a folder was asked for.
 fn record(folder: Option<&Path>, name: &str, figures: &impl serde::Serialize) -> Result<()> {
     let Some(folder) = folder else { return Ok(()) };

@@ -1,9 +1,9 @@
 //! Runs plans at the level of flows: how long do they take on a fabric?
 //!
 //! Each message is a flow over the rails that its two nodes share; NIC directions are shared max-min fairly, by the
-//! weights that the plan gives, with class `Tail` behind the others or alike. A message is on its way when it is the first of its stream, its send
-//! and its receive are posted, and its bytes are there when they have flowed: no latency, no headers, traffic
-//! inside a node takes no time. Runs the very plans that the library executes. Start at [`simulate`].
+//! weights that the plan gives, with class `Tail` behind the others or alike. A message is on its way when it is the
+//! first of its stream, its send and its receive are posted, and its bytes are there when they have flowed: no latency,
+//! no headers, traffic inside a node takes no time. Runs the very plans that the library executes. Start at [`simulate`].
 
 use std::collections::BTreeMap;
 

@@ -126,7 +126,7 @@ impl Comm {
 
     /// A path of the link with this number is in service.
     pub(crate) fn set_usable(&self, number: usize) {
-        for stripe in self.stripes.iter().filter(|stripe| stripe.number == number) {
+        if let Some(stripe) = self.stripes.iter().find(|stripe| stripe.number == number) {
             stripe.usable.store(true, Ordering::Release);
         }
     }

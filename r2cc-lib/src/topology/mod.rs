@@ -86,16 +86,16 @@ pub fn is_complete(members: &[Member]) -> bool {
     kinds.values().all(|a| kinds.values().all(|b| !paths(a, b).is_empty()))
 }
 
-/// The ranks of each node, in order of appearance.
-pub fn by_node(members: &[Member]) -> Vec<Vec<usize>> {
-    let mut nodes: Vec<(&str, Vec<usize>)> = Vec::new();
+/// The members of each node, both in order of appearance.
+pub fn by_node(members: &[Member]) -> Vec<Vec<&Member>> {
+    let mut nodes: Vec<Vec<&Member>> = Vec::new();
     for member in members {
-        match nodes.iter_mut().find(|(node, _)| *node == member.node) {
-            Some((_, ranks)) => ranks.push(member.rank),
-            None => nodes.push((&member.node, vec![member.rank])),
+        match nodes.iter_mut().find(|of_node| of_node[0].node == member.node) {
+            Some(of_node) => of_node.push(member),
+            None => nodes.push(vec![member]),
         }
     }
-    nodes.into_iter().map(|(_, ranks)| ranks).collect()
+    nodes
 }
 
 /// Subnets of all members in order of appearance: rail `k` (named `rail-<k+1>`) is the k-th.

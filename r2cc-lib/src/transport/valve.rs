@@ -37,12 +37,12 @@ impl Valve {
         let until = now() + most;
         loop {
             let (at, held) = (now(), self.held_until());
-            if held > at && at < until {
+            if held > at {
+                if at >= until {
+                    return Ok(&[]);
+                }
                 self.sleep(held, held.min(until) - at);
                 continue;
-            }
-            if held > at {
-                return Ok(&[]);
             }
             let left = until.saturating_sub(at).as_micros().div_ceil(1000) as i32;
             let timeout = EpollTimeout::try_from(left).unwrap_or(EpollTimeout::ZERO);

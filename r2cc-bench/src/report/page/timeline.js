@@ -73,8 +73,10 @@ function timeline() {
     const picture = frame(width, height, 'Timeline of the ranks');
     const [unit, scale] = focus >= 0 ? ['ms', 1e6] : ['s', 1e9];
     const span = (to - origin) / scale;
-    ticks(span, narrow ? 4 : 8).forEach((tick) => picture.append(grid(x(origin + tick * scale), top, x(origin + tick * scale), height - bottom),
-      label(x(origin + tick * scale), height - 8, `${tickText(tick)} ${unit}`, x(origin + tick * scale) > width - 30 ? 'end' : 'middle')));
+    ticks(span, narrow ? 4 : 8).forEach((tick) => {
+      const at = x(origin + tick * scale);
+      picture.append(grid(at, top, at, height - bottom), label(at, height - 8, `${tickText(tick)} ${unit}`, at > width - 30 ? 'end' : 'middle'));
+    });
     iterations.forEach((one) => {
       if (one.end_ns < from || one.start_ns > to || focus >= 0) return;
       const [a, b] = [x(Math.max(one.start_ns, from)), x(Math.min(one.end_ns, to))];

@@ -2,7 +2,7 @@
 
 use super::{Fabric, FabricError, FabricNode};
 use crate::control::{Component, PathHealth, ViewEntry};
-use crate::topology::{Member, rails};
+use crate::topology::{Member, by_node, rails};
 
 impl Fabric {
     /// Nodes in order of their first rank. `bytes_s` is what a NIC of a rank carries each way, measured or by
@@ -17,22 +17,18 @@ impl Fabric {
         bytes_s: impl Fn(&Member, usize) -> f64,
     ) -> Result<Self, FabricError> {
         let rails = rails(members);
-        let mut nodes: Vec<(&str, FabricNode)> = Vec::new();
-        for member in members {
-            if let Some((_, node)) = nodes.iter_mut().find(|(name, _)| *name == member.node) {
-                node.ranks.push(member.rank);
-                continue;
-            }
-            let mut node = FabricNode { ranks: vec![member.rank], rails: vec![0.0; rails.len()] };
-            for (i, nic) in member.nics.iter().enumerate() {
+        let node = |of_node: Vec<&Member>| {
+            let (first, ranks) = (of_node[0], of_node.iter().map(|member| member.rank).collect());
+            let mut node = FabricNode { ranks, rails: vec![0.0; rails.len()] };
+            for (i, nic) in first.nics.iter().enumerate() {
                 let Some(rail) = rails.iter().position(|rail| *rail == nic.subnet()) else { continue };
-                if !view.iter().any(|entry| takes_down(entry, &member.node, &nic.name, rail)) {
-                    node.rails[rail] += bytes_s(member, i);
+                if !view.iter().any(|entry| takes_down(entry, &first.node, &nic.name, rail)) {
+                    node.rails[rail] += bytes_s(first, i);
                 }
             }
-            nodes.push((&member.node, node));
-        }
-        Self::new(nodes.into_iter().map(|(_, node)| node).collect())
+            node
+        };
+        Self::new(by_node(members).into_iter().map(node).collect())
     }
 }
 
